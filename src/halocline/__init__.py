@@ -1,0 +1,1 @@
+"""Halocline: hybrid-attention language models served out of one arena of bytes."""

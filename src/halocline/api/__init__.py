@@ -1,0 +1,1 @@
+"""WHAT A CLIENT SEES: the OpenAI-compatible HTTP surface."""

@@ -1,0 +1,1 @@
+"""WHAT AN OPERATOR TYPES."""

@@ -1,0 +1,1 @@
+"""WHAT TURNS THE CRANK: the step loop, the process boundary, figures and metrics."""

@@ -1,0 +1,1 @@
+"""WHAT IS COMPUTED: loading, attention backends, sampling. torch lives here only."""

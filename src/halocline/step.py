@@ -1,0 +1,141 @@
+"""THE WAIST: the frozen data by which scheduler and model meet, and nothing else.
+
+    Scheduler.plan(now) -> StepPlan -> Backend.run(plan) -> StepResult -> Scheduler.apply(result)
+
+A step's work is packed: the tokens of all its segments stand in one row, without padding.
+
+    token_ids        | decode a | decode b | chunk of c, 5 tokens        |
+    positions        |   812    |   97     | 64   65   66   67   68      |
+    query_starts     0          1          2                             7
+
+The plan's arrays belong to the plan: the scheduler never changes them after `plan` returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halocline.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy page `source` of pool `pool` onto page `target`; both are page numbers (physical places), not handles.
+
+    In one plan sources and targets are disjoint, so the moves may be done in parallel and in any order.
+    """
+
+    pool: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One request's tokens in this step: positions [start, start + tokens)."""
+
+    request_id: str
+    start: int
+    """Position of the segment's first token."""
+    tokens: int
+    """How many tokens are computed: 1 for a decode, a chunk otherwise."""
+    samples: bool
+    """Whether the segment reaches the end of what is known, so that a next token must be sampled from it."""
+    params: SamplingParams
+    seed: int
+    """Seed of the sampling noise: resolved, also where the client gave none."""
+    history: Sequence[int]
+    """Prompt and output so far. A live view: read inside `run` only, never kept."""
+    prompt_tokens: int
+    """How many tokens of `history` are the client's prompt; the rest is output."""
+    forbids_stop: bool
+    """Whether end-of-sequence and stop tokens must not be sampled yet (min_tokens)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTables:
+    """The page tables of all segments in one pool, packed.
+
+    Segment i uses `pages[page_starts[i] : page_starts[i + 1]]`; the first of them holds the positions from
+    `first_page[i] * page_tokens` on. They cover every position that the segment reads and those that it writes.
+    A state pool gives each segment its one state's page.
+    """
+
+    pages: NDArray[np.int32]
+    """Page numbers after the moves, shape (total pages,)."""
+    page_starts: NDArray[np.int32]
+    """Shape (segments + 1,)."""
+    first_page: NDArray[np.int32]
+    """Index of the first listed page in its request, shape (segments,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What the backend must do, in this order: the moves, then one packed forward, then sampling."""
+
+    step: int
+    moves: tuple[Move, ...]
+    segments: tuple[Segment, ...]
+    """Decodes first, then prefill chunks."""
+    token_ids: NDArray[np.int64]
+    """Shape (T,)."""
+    positions: NDArray[np.int64]
+    """Shape (T,)."""
+    query_starts: NDArray[np.int32]
+    """Shape (segments + 1,); segment i owns rows [query_starts[i], query_starts[i + 1])."""
+    tables: tuple[PoolTables, ...]
+    """One per pool, in the order of `ArenaLayout.pools`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities at one output position, before temperature and filters (after penalties)."""
+
+    token_logprob: float
+    rank: int
+    """1 for the most probable token."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, log-probability) of the most probable ones, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The token sampled for one segment."""
+
+    request_id: str
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request whose computation failed, and why, in words for its client."""
+
+    request_id: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of a plan: one `Sampled` for every segment with `samples`, in the plan's order, or its `Failure`."""
+
+    step: int
+    sampled: tuple[Sampled, ...]
+    failures: tuple[Failure, ...] = ()
+
+
+class Backend(Protocol):
+    """What computes a step: the model on a device, a fake in tests, a cost model in the simulator."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Carry out `plan`. A fault of one request is a `Failure`; an exception fails every request of the plan."""
+        ...
+
+    def close(self) -> None:
+        """Free what the backend holds; a second call does nothing."""
+        ...

@@ -1,0 +1,1 @@
+"""Builders that tests share."""
