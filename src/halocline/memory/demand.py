@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import add, sub
 
 
@@ -35,9 +35,6 @@ class Demand(tuple[int, ...]):
     def is_zero(self) -> bool:
         """Whether no page is asked for."""
         return not any(self)
-
-    def __iter__(self) -> Iterator[int]:  # pragma: no cover - only narrows the type for readers
-        return super().__iter__()
 
 
 def zero(pools: int) -> Demand:
