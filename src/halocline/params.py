@@ -65,8 +65,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ParameterError(
                 f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}; lower the first", "min_tokens"
             )
-        if not isinstance(self.ignore_eos, bool):
-            raise ParameterError(f"ignore_eos is {self.ignore_eos!r}; it must be true or false", "ignore_eos")
+        _check_flag("ignore_eos", self.ignore_eos)
         self._check_stops()
         if self.seed is not None:
             _check_whole("seed", self.seed, -(2**63), 2**63 - 1)
@@ -78,21 +77,35 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def _check_stops(self) -> None:
         # Lists and single strings are what people write; the stored form is a tuple so that the value is hashable.
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = _as_tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
+        tokens = _as_tuple("stop_token_ids", self.stop_token_ids)
         msgspec.structs.force_setattr(self, "stop", stop)
-        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        msgspec.structs.force_setattr(self, "stop_token_ids", tokens)
         if len(stop) > MAX_STOP_STRINGS:
             raise ParameterError(f"stop has {len(stop)} strings; at most {MAX_STOP_STRINGS} are allowed", "stop")
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise ParameterError(f"stop holds {text!r}; every stop must be a string that is not empty", "stop")
-        for token in self.stop_token_ids:
+        for token in tokens:
             _check_whole("stop_token_ids", token, 0, 2**31 - 1)
 
     @property
     def is_greedy(self) -> bool:
         """Whether the most probable token is always taken."""
         return self.temperature == 0.0
+
+
+def _as_tuple(name: str, value: object) -> tuple[object, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)):
+        raise ParameterError(f"{name} is {value!r}; it must be a list", name)
+    return tuple(value)
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ParameterError(f"{name} is {value!r}; it must be true or false", name)
 
 
 def _check_whole(name: str, value: object, low: int, high: int) -> None:
