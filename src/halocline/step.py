@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,9 +36,11 @@ class Move:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One request's tokens in this step: positions [start, start + tokens)."""
+class Segment(msgspec.Struct, frozen=True):
+    """One request's tokens in this step: positions [start, start + tokens).
+
+    A struct and not a dataclass because hundreds of them are made in every step, and a frozen dataclass takes 1 us.
+    """
 
     request_id: str
     start: int

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from halocline.params import SamplingParams
 from halocline.step import TokenLogprobs
 
@@ -62,9 +64,11 @@ class Rejected:
     """`context_length_exceeded` when it is too long, else `invalid_request` or `overloaded`."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewToken:
-    """One more output token; with a finish reason it is the last one (or, on abort, there is no token)."""
+class NewToken(msgspec.Struct, frozen=True):
+    """One more output token; with a finish reason it is the last one (or, on abort, there is no token).
+
+    A struct and not a dataclass because hundreds of them are made in every step.
+    """
 
     request_id: str
     token_id: int | None
