@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NEVER = 2**62
+"""A position that no request reaches: what `last_reader` answers where nothing ever leaves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Full:
@@ -21,6 +24,11 @@ class Full:
         """Return the first position that a token computed at `position` sees."""
         del position
         return 0
+
+    def last_reader(self, position: int) -> int:
+        """Return the last position whose token still sees `position`: the inverse of `first_needed`."""
+        del position
+        return NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,10 @@ class Sliding:
         """Return the first position that a token computed at `position` sees."""
         return max(0, position - self.window_tokens + 1)
 
+    def last_reader(self, position: int) -> int:
+        """Return the last position whose token still sees `position`: the inverse of `first_needed`."""
+        return position + self.window_tokens - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
@@ -49,6 +61,10 @@ class Chunked:
     def first_needed(self, position: int) -> int:
         """Return the first position that a token computed at `position` sees."""
         return position // self.chunk_tokens * self.chunk_tokens
+
+    def last_reader(self, position: int) -> int:
+        """Return the last position whose token still sees `position`: the inverse of `first_needed`."""
+        return position // self.chunk_tokens * self.chunk_tokens + self.chunk_tokens - 1
 
 
 @dataclass(frozen=True, slots=True)
