@@ -1,0 +1,140 @@
+"""The command line: flags are settings, and every mistake is one sentence with an exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halocline import __version__
+from halocline.cli import options
+from halocline.cli.main import main
+from halocline.cli.migrate import FOREIGN, explain
+from halocline.config import Config, setting_names
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def given(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
+    """Return the Config that `halocline serve ARGUMENTS` would start with."""
+    seen: list[Config] = []
+
+    def fake(config: Config) -> int:
+        seen.append(config)
+        return 0
+
+    monkeypatch.setitem(sys.modules, "halocline.serve", type(sys)("halocline.serve"))
+    monkeypatch.setattr(sys.modules["halocline.serve"], "run_server", fake, raising=False)
+    assert main(["serve", *arguments]) == 0
+    return seen[0]
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "version") == (0, f"{__version__}\n", "")
+
+
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys)
+    assert code == 0
+    assert all(word in out for word in ("serve", "generate", "chat", "bench", "demo", "version"))
+
+
+def test_help_shows_every_setting_with_its_default(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = run(capsys, "serve", "--help")
+    assert code == 0
+    for name in setting_names():
+        assert f"{options.flag_of(name)} " in out.replace(",", " "), name
+    assert "[expected:0.9]" in out
+    assert "[127.0.0.1]" in out
+
+
+def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = given(monkeypatch, "some/model", "--port", "0", "--kv-bytes", "64MiB", "--clip-max-tokens", "--seed", "-3")
+    assert config == Config(model="some/model", port=0, kv_bytes="64MiB", clip_max_tokens=True, seed=-3)
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_defaults(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text("port: 1\nkv-bytes: 64MiB\nclip_max_tokens: true\n")
+    config = given(monkeypatch, "--config", str(path), "--port", "2", "--no-clip-max-tokens")
+    assert config == Config(port=2, kv_bytes="64MiB", clip_max_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("serve", "--kv-byte", "1"), "--kv-bytes"),
+        (("serve", "--gpu-memory-utilization=0.9"), "use --kv-bytes"),
+        (("serve", "--tp-size", "2"), "no such flag here"),
+        (("serv",), "'serve'"),
+        (("serve", "--port", "eight"), "'--port'"),
+        (("serve", "--port", "99999"), "port is 99999"),
+        (("serve", "--config", "absent.yaml"), "cannot read the configuration file absent.yaml"),
+        (("serve", "--kv-bytes"), "--kv-bytes"),
+        (("generate", "x", "--temperature", "-1"), "--temperature"),
+        (("generate", "x", "--top-p", "3"), "top_p is 3.0"),
+        (("bench", "--concurrency", "0"), "--concurrency"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.startswith("halocline: ")
+    assert err.count("\n") == 1
+
+
+def test_all_wrong_settings_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "serve", "--policy", "half", "--admission", "never", "--audit", "x")
+    assert code == 2
+    assert len(err.splitlines()) == 3
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(config: Any) -> int:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setitem(sys.modules, "halocline.serve", type(sys)("halocline.serve"))
+    monkeypatch.setattr(sys.modules["halocline.serve"], "run_server", broken, raising=False)
+    with pytest.raises(ZeroDivisionError):
+        main(["serve"])
+
+
+def test_the_program_refuses_to_run_without_its_assertions() -> None:
+    done = subprocess.run(
+        [sys.executable, "-O", "-m", "halocline", "version"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "without -O" in done.stderr
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from halocline.cli.main import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, env={**os.environ})
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("foreign", FOREIGN, ids=lambda each: f"{each.engine}{each.flag}")
+def test_what_other_engines_flags_are_mapped_to_exists(foreign: Any) -> None:
+    assert foreign.here is None or foreign.here in options.flag_names()
+    if foreign.flag not in options.flag_names():
+        assert foreign.engine in (explain(foreign.flag) or "")
+
+
+def test_our_own_flags_are_not_taken_for_another_engines() -> None:
+    assert [flag for flag in options.flag_names() if explain(flag)] == []

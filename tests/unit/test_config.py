@@ -1,0 +1,190 @@
+"""Config: every setting is checked, all problems come together, and text becomes typed values in one place."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from halocline.config import (
+    Config,
+    build,
+    parse_admission,
+    parse_page_tokens,
+    parse_policy,
+    read_file,
+    setting_names,
+)
+from halocline.errors import ConfigError
+
+
+def problems(**settings: object) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        build(settings)
+    return caught.value.problems
+
+
+def test_the_defaults_are_a_valid_configuration() -> None:
+    config = Config()
+    assert (config.host, config.port, config.default_max_tokens) == ("127.0.0.1", 8000, 1024)
+    assert config.admission_rule == ("expected", 0.9)
+    assert config.policy_rule == ("shared",)
+    assert config.arena_budget_bytes is None
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Config().port = 1  # type: ignore[misc]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    found = problems(port=70000, admission="sometimes", policy="static", dtype="int8", max_running_requests=0)
+    assert [problem.split()[0] for problem in found] == [
+        "port",
+        "dtype",
+        "max_running_requests",
+        "admission",
+        "policy",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("port", "8000", "whole number"),
+        ("port", True, "whole number"),
+        ("port", -1, "from 0 to 65535"),
+        ("threads", 0, "from 1"),
+        ("max_model_len", 1, "from 2"),
+        ("step_tokens", 1, "from 2"),
+        ("drain_seconds", "soon", "a number"),
+        ("drain_seconds", -1.0, "from 0"),
+        ("clip_max_tokens", "yes", "true or false"),
+        ("kv_bytes", "lots", "256MiB"),
+        ("kv_bytes", "0MiB", "kv_bytes is 0"),
+        ("kv_bytes", -5, "negative"),
+        ("page_tokens", 24, "power of two"),
+        ("page_tokens", 512, "power of two"),
+        ("page_tokens", "full=16,sliding", "full=16,sliding-512=8"),
+        ("device", "tpu", "cuda:N"),
+        ("device", "cuda:x", "cuda:N"),
+        ("kv_dtype", "bfloat17", "did you mean 'bfloat16'"),
+        ("log_level", "chatty", "one of debug"),
+        ("audit", "never", "one of idle"),
+        ("model", " ", "empty"),
+        ("api_key", 5, "text or absent"),
+        ("admission", "expected:1.5", "quantile"),
+        ("policy", "static:0", "static:0.8"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_would_do(name: str, value: object, words: str) -> None:
+    (problem,) = problems(**{name: value})
+    assert name in problem
+    assert words in problem
+
+
+def test_an_unknown_setting_names_the_nearest_known_one() -> None:
+    assert problems(kv_byte="1GiB", prot=1) == [
+        "unknown setting 'kv_byte'; did you mean 'kv_bytes'?",
+        "unknown setting 'prot'; did you mean 'port'?",
+    ]
+
+
+def test_a_whole_number_will_do_where_seconds_are_asked() -> None:
+    assert Config(drain_seconds=3).drain_seconds == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [("guaranteed", ("guaranteed",)), ("expected", ("expected", 0.9)), ("expected:0.5", ("expected", 0.5))],
+)
+def test_admission_is_read_in_all_its_forms(text: str, rule: tuple[object, ...]) -> None:
+    assert parse_admission(text) == rule
+
+
+@pytest.mark.parametrize("text", ["", "expect", "expected:", "expected:0", "expected:nan", "guaranteed:1", "Expected"])
+def test_other_admissions_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="admission is"):
+        parse_admission(text)
+
+
+def test_policy_is_read_in_both_forms() -> None:
+    assert parse_policy("shared") == ("shared",)
+    assert parse_policy("static:0.8") == ("static", 0.8)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "static", "static:", "static:-1", "static:nan", "static:inf", "shared:1", "equal"]
+)
+def test_other_policies_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="policy is"):
+        parse_policy(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        (None, None),
+        ("auto", None),
+        (16, 16),
+        ("256", 256),
+        ("full=16, sliding-512=8", {"full": 16, "sliding-512": 8}),
+    ],
+)
+def test_page_tokens_are_read_in_all_forms(value: str | int | None, rule: object) -> None:
+    assert parse_page_tokens(value) == rule
+
+
+def test_bytes_are_read_as_people_write_them() -> None:
+    assert Config(kv_bytes="256MiB").arena_budget_bytes == 256 * 2**20
+    assert Config(kv_bytes=12345).arena_budget_bytes == 12345
+
+
+def test_later_sources_win_over_earlier_ones() -> None:
+    assert build({"port": 1, "seed": 3}, {"port": 2}).port == 2
+
+
+def test_a_file_spells_settings_with_dashes_or_underscores(tmp_path: Path) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text("kv-bytes: 64MiB\nmax_running_requests: 8\npage-tokens: full=16,sliding-512=8\n")
+    config = build(read_file(path))
+    assert (config.kv_bytes, config.max_running_requests) == ("64MiB", 8)
+    assert config.page_tokens_rule == {"full": 16, "sliding-512": 8}
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text("# nothing\n")
+    assert build(read_file(path)) == Config()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"- a\n- b\n", "setting: value"), (b"a: [", "not a YAML file"), (b"\xff\xfe", "not a YAML")]
+)
+def test_a_broken_file_is_one_sentence(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_file(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the configuration file"):
+        read_file(tmp_path / "absent.yaml")
+
+
+def test_a_file_runs_no_code(tmp_path: Path) -> None:
+    path = tmp_path / "evil.yaml"
+    path.write_text("model: !!python/object/apply:os.system ['true']\n")
+    with pytest.raises(ConfigError, match="not a YAML file"):
+        read_file(path)
+
+
+@pytest.mark.parametrize("name", setting_names())
+def test_every_setting_has_help_and_a_default(name: str) -> None:
+    (setting,) = [each for each in fields(Config) if each.name == name]
+    assert len(setting.metadata["help"]) > 10
+    assert not setting.metadata["help"].endswith(".")
+    assert name in Config().__dict__
