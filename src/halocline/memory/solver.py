@@ -20,7 +20,7 @@ counts that come nearest; common multiples within reach are among them. Pure ari
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, lcm
@@ -38,8 +38,9 @@ _PADDING_PENALTY = 0.5
 _OVERHEAD_TOKENS = 0.3  # a page of P positions costs as much as P + 0.3: measured attention is about 2 % off at 16
 _UNEQUAL_PENALTY = 0.005  # unequal pages coarsen the granule, so they must win something
 _ANCHOR_PAGES = 64
-_COMBINATIONS = 48
+_TRIALS = 60_000  # slabs to look at in all: a few tenths of a second
 _FEW_SLABS = 64
+_NEAR_COUNTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ def best_cut(pools: Sequence[PoolShape], budget_bytes: int, unit: int) -> Cut | 
     weights = [pool.typical_bytes() / total for pool in pools]
     best: Cut | None = None
     for base, tokens in _page_lengths(pools, weights):
+        if best is not None and base >= best.loss:
+            break  # the rest costs more even without any padding
         pages = [ceil_to(pool.page_bytes(length), unit) for pool, length in zip(pools, tokens, strict=True)]
         exact = [pool.page_bytes(length) for pool, length in zip(pools, tokens, strict=True)]
         for slab_bytes, counts in _slabs(pages, budget_bytes, unit):
@@ -134,27 +137,54 @@ def _page_lengths(pools: Sequence[PoolShape], weights: Sequence[float]) -> list[
         positional = {t for pool, t in zip(pools, tokens, strict=True) if not isinstance(pool.retention, State)}
         ranked.append((cost + _UNEQUAL_PENALTY * (len(positional) > 1), len(positional) <= 1, tokens))
     ranked.sort()
-    return [(cost, tokens) for place, (cost, equal, tokens) in enumerate(ranked) if equal or place < _COMBINATIONS]
+    affordable = max(4, _TRIALS // (_ANCHOR_PAGES * _breadth(len(pools)) ** (len(pools) - 1)))
+    return [(cost, tokens) for place, (cost, equal, tokens) in enumerate(ranked) if equal or place < affordable]
+
+
+def _breadth(pools: int) -> int:
+    """Return how many page counts to try for each pool beside the anchor."""
+    return 6 if pools <= 3 else max(2, 8 - pools)
 
 
 def _slabs(pages: Sequence[int], budget_bytes: int, unit: int) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield (slab_bytes, pages_per_slab) for page sizes in bytes (multiples of `unit`), at least one slab per pool."""
     longest_slab = budget_bytes // len(pages)
-    anchor = max(pages)
-    slack = 5 if len(pages) <= 3 else 0
-    for anchor_pages in range(1, min(_ANCHOR_PAGES, longest_slab // anchor) + 1):
-        target = anchor_pages * anchor
-        options = [(anchor_pages,) if size == anchor else _near(target // size, slack) for size in pages]
-        for counts in product(*options):
+    anchor = max(range(len(pages)), key=pages.__getitem__)
+    breadth = _breadth(len(pages))
+    for anchor_pages in range(1, min(_ANCHOR_PAGES, longest_slab // pages[anchor]) + 1):
+        target = anchor_pages * pages[anchor]
+        for counts in _counts(pages, anchor, target, breadth):
             # The slab must be divisible into each count of pages of whole units: a multiple of their common multiple.
             slab = ceil_to(max(n * size for n, size in zip(counts, pages, strict=True)), unit * lcm(*counts))
             if slab <= longest_slab:
                 yield slab, counts
 
 
-def _near(pages: int, slack: int) -> range:
-    """Return page counts near `pages`: one more, and a few less where each costs under one percent."""
-    return range(pages + 1, max(1, pages - min(slack, pages // 128)) - 1, -1)
+def _counts(pages: Sequence[int], anchor: int, target: int, breadth: int) -> list[tuple[int, ...]]:
+    """Return page counts that fill about `target` bytes in every pool and have a small common multiple.
+
+    Pool by pool, the counts from one more than fit down to three percent less are candidates; kept are the nearest two
+    and those with the smallest common multiple with the counts so far: a large one would round the slab up by much.
+    """
+    found: list[tuple[tuple[int, ...], int]] = [((), target // pages[anchor])]
+    for index, size in enumerate(pages):
+        if index == anchor:
+            found = [((*counts, target // size), multiple) for counts, multiple in found]
+            continue
+        near = target // size
+        fewest = max(1, near - min(_NEAR_COUNTS, near // 32))
+        found = [
+            ((*counts, count), lcm(multiple, count))
+            for counts, multiple in found
+            for count in _kept(range(near + 1, fewest - 1, -1), multiple, breadth)
+        ]
+    return [counts for counts, _ in found]
+
+
+def _kept(counts: range, multiple: int, breadth: int) -> Iterable[int]:
+    if len(counts) <= breadth:
+        return counts
+    return {*counts[:2], *sorted(counts, key=lambda count: count // gcd(count, multiple))[: breadth - 2]}
 
 
 def _slab_loss(slab_bytes: int, pools: int, budget_bytes: int) -> float:
