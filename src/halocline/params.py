@@ -77,7 +77,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def _check_stops(self) -> None:
         # Lists and single strings are what people write; the stored form is a tuple so that the value is hashable.
-        stop = _as_tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
+        stop = _as_tuple("stop", self.stop)
         tokens = _as_tuple("stop_token_ids", self.stop_token_ids)
         msgspec.structs.force_setattr(self, "stop", stop)
         msgspec.structs.force_setattr(self, "stop_token_ids", tokens)
@@ -98,6 +98,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def _as_tuple(name: str, value: object) -> tuple[object, ...]:
     if value is None:
         return ()
+    if isinstance(value, str):
+        return (value,)
     if not isinstance(value, (list, tuple)):
         raise ParameterError(f"{name} is {value!r}; it must be a list", name)
     return tuple(value)
