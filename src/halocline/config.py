@@ -38,7 +38,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "threads": (1, 4096),
     "max_model_len": (2, 2**31 - 1),
     "max_running_requests": (1, 65536),
-    "max_waiting_requests": (0, 2**31 - 1),
+    "max_waiting_requests": (1, 2**31 - 1),
     "step_tokens": (2, 2**20),
     "default_max_tokens": (1, 2**31 - 1),
     "seed": (-(2**63), 2**63 - 1),
