@@ -31,16 +31,23 @@ _SLOT = "halocline_binding"
 
 
 class AttentionBackend(Protocol):
-    """How attention is computed. Siblings: `reference` and `cpu`."""
+    """How attention is computed. Siblings: `reference`, `cpu` and `blocked`."""
 
     name: str
 
-    def write(self, key: Tensor, value: Tensor, layer: LayerView, step: AttentionStep) -> None:
-        """Put the step's new K (T, kv_heads, k_dim) and V (T, kv_heads, v_dim) into their pages."""
-        ...
+    def attend(
+        self,
+        query: Tensor,
+        new: tuple[Tensor, Tensor] | None,
+        layer: LayerView,
+        step: AttentionStep,
+        scores: Scores,
+    ) -> Tensor:
+        """Put the step's new K and V into their pages, then return the attention of `query` over all its pages.
 
-    def attend(self, query: Tensor, layer: LayerView, step: AttentionStep, scores: Scores) -> Tensor:
-        """Return the attention of `query` (T, heads, k_dim) over its pages: (T, heads, v_dim), contiguous."""
+        `query` is (T, heads, k_dim) and the result (T, heads, v_dim) of the same type. `new` is K (T, kv_heads, k_dim)
+        and V (T, kv_heads, v_dim), or None for a layer that reads what an earlier one has written.
+        """
         ...
 
 
@@ -72,7 +79,7 @@ class ArenaAttention:
         bound = dict(self._bindings(model))
         missing = set(self.layers) - {binding.view.layer for binding in bound.values()}
         if missing:
-            raise ModelError(f"the layout has layers {sorted(missing)}, but {type(model).__name__} has no such attention")
+            raise ModelError(f"the layout has layers {sorted(missing)}, which {type(model).__name__} lacks")
         taken = sorted(binding.view.layer for module, binding in bound.items() if _SLOT in vars(module))
         if taken:
             raise InvariantError([f"layers {taken} of {type(model).__name__} already serve another runner"])
@@ -134,10 +141,9 @@ def attend(
     owner, view, step = binding.owner, binding.view, binding.owner.step
     if query.shape[0] != 1 or query.shape[2] != step.tokens:
         raise InvariantError([f"the query is {tuple(query.shape)}, but the step is one row of {step.tokens} tokens"])
-    if binding.writes:
-        owner.backend.write(key[0].transpose(0, 1), value[0].transpose(0, 1), view, step)
+    new = (key[0].transpose(0, 1), value[0].transpose(0, 1)) if binding.writes else None
     scores = Scores(scaling, kwargs.get("softcap"), kwargs.get("s_aux"))
-    return owner.backend.attend(query[0].transpose(0, 1), view, step, scores)[None], None
+    return owner.backend.attend(query[0].transpose(0, 1), new, view, step, scores)[None], None
 
 
 def register() -> None:

@@ -120,6 +120,13 @@ class AttentionStep:
         )
 
 
+def pool_facts(step: AttentionStep, layer: LayerView) -> PoolFacts:
+    """Return the facts of the layer's pool."""
+    facts = step.pools[layer.pool]
+    assert facts is not None, f"layer {layer.layer} lies in pool {layer.pool}, which holds states and no positions"
+    return facts
+
+
 def lower_bounds(retention: Retention, positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return, for each position, the first one that it sees: `Retention.first_needed` in bulk."""
     match retention:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from halocline.memory.retention import Positional
-from halocline.model.attention.facts import AttentionStep, LayerView, PoolFacts, Scores, lower_bounds
+from halocline.model.attention.facts import AttentionStep, LayerView, PoolFacts, Scores, lower_bounds, pool_facts
 
 
 def write_kv(key: Tensor, value: Tensor, layer: LayerView, facts: PoolFacts) -> None:
@@ -24,28 +24,31 @@ class ReferenceAttention:
 
     name = "reference"
 
-    def write(self, key: Tensor, value: Tensor, layer: LayerView, step: AttentionStep) -> None:
-        """Put the step's new K and V into their pages."""
-        write_kv(key, value, layer, pool_facts(step, layer))
-
-    def attend(self, query: Tensor, layer: LayerView, step: AttentionStep, scores: Scores) -> Tensor:
-        """Return the attention of `query` (T, heads, k_dim) over its pages: (T, heads, v_dim)."""
+    def attend(
+        self,
+        query: Tensor,
+        new: tuple[Tensor, Tensor] | None,
+        layer: LayerView,
+        step: AttentionStep,
+        scores: Scores,
+    ) -> Tensor:
+        """Write `new` K and V into their pages, if any, and attend; see `AttentionBackend.attend`."""
         facts = pool_facts(step, layer)
+        if new is not None:
+            write_kv(*new, layer, facts)
         output = query.new_empty(query.shape[0], query.shape[1], layer.v.shape[3])
         for segment, start in enumerate(step.first_positions):
-            rows = slice(step.rows[segment], step.rows[segment + 1])
+            rows = segment_rows(step, segment)
             end = start + rows.stop - rows.start
             first, k, v = _gather(layer, facts, segment, start, end)
-            visible = _visible(layer.retention, start, end, first).to(query.device)
-            output[rows] = _attend(query[rows], k, v, visible, scores)
+            seen = visible(layer.retention, (start, end), (first, end)).to(query.device)
+            output[rows] = _attend(query[rows], k, v, seen, scores)
         return output
 
 
-def pool_facts(step: AttentionStep, layer: LayerView) -> PoolFacts:
-    """Return the facts of the layer's pool."""
-    facts = step.pools[layer.pool]
-    assert facts is not None, f"layer {layer.layer} lies in pool {layer.pool}, which holds states and no positions"
-    return facts
+def segment_rows(step: AttentionStep, segment: int) -> slice:
+    """Return the rows of the packed step that the segment owns."""
+    return slice(step.rows[segment], step.rows[segment + 1])
 
 
 def _gather(layer: LayerView, facts: PoolFacts, segment: int, start: int, end: int) -> tuple[int, Tensor, Tensor]:
@@ -61,13 +64,13 @@ def _gather(layer: LayerView, facts: PoolFacts, segment: int, start: int, end: i
     return first, k, v
 
 
-def _visible(retention: Positional, start: int, end: int, first: int) -> Tensor:
-    """Return which of the positions [first, end) each of [start, end) sees, as a mask of (queries, keys)."""
-    queries, keys = np.arange(start, end)[:, None], np.arange(first, end)[None, :]
-    return torch.from_numpy((keys <= queries) & (keys >= lower_bounds(retention, queries)))
+def visible(retention: Positional, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor:
+    """Return which positions of the half-open range `keys` each of `queries` sees, as a mask of (queries, keys)."""
+    i, j = np.arange(*queries)[:, None], np.arange(*keys)[None, :]
+    return torch.from_numpy((j <= i) & (j >= lower_bounds(retention, i)))
 
 
-def _attend(query: Tensor, k: Tensor, v: Tensor, visible: Tensor, scores: Scores) -> Tensor:
+def _attend(query: Tensor, k: Tensor, v: Tensor, seen: Tensor, scores: Scores) -> Tensor:
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     group = query.shape[1] // k.shape[1]
     q = query.to(dtype).transpose(0, 1)
@@ -75,7 +78,7 @@ def _attend(query: Tensor, k: Tensor, v: Tensor, visible: Tensor, scores: Scores
     s = (q @ k.transpose(1, 2)) * scores.scaling
     if scores.softcap is not None:
         s = torch.tanh(s / scores.softcap) * scores.softcap
-    s = s.masked_fill(~visible, -torch.inf)
+    s = s.masked_fill(~seen, -torch.inf)
     if scores.sinks is not None:
         s = torch.cat([s, scores.sinks.to(dtype)[:, None, None].expand(-1, s.shape[1], 1)], dim=-1)
     p = torch.softmax(s, dim=-1)[..., : k.shape[1]]
