@@ -1,0 +1,63 @@
+"""What a person sees while a model is fetched, converted and loaded: one line with a bar, on standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from transformers.utils import logging as transformers_logging
+
+
+class Stages:
+    """A bar over named stages; off a terminal, one plain line per stage. `quiet` shows nothing."""
+
+    def __init__(self, title: str, stages: Sequence[str], *, quiet: bool = False) -> None:
+        self._title, self._left, self._quiet = title, list(stages), quiet
+        self._console = Console(stderr=True, quiet=quiet)
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=quiet or not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task(title, total=len(stages))
+
+    def __enter__(self) -> Stages:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    @contextmanager
+    def stage(self) -> Iterator[None]:
+        """Run the next stage; the bar moves when it is done."""
+        text = f"{self._title}: {self._left.pop(0)}"
+        self._bar.update(self._task, description=text)
+        if not self._console.is_terminal:
+            self._console.print(text, highlight=False, soft_wrap=True)
+        yield
+        self._bar.advance(self._task)
+
+
+@contextmanager
+def transformers_is_silent() -> Iterator[None]:
+    """Keep the bars and warnings of `transformers` off the terminal: ours say the same once, and errors still raise."""
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
