@@ -7,6 +7,7 @@
     |  |- ParameterError  a field of SamplingParams is out of its range
     |  `- TooLargeError   the request can never fit: the arithmetic is in the message
     |- OverloadedError    the engine accepts no more requests now
+    |- FailedError        a request was accepted and its computation failed; others go on
     |- EngineDeadError    the engine process is gone; every waiting caller gets this
     `- InvariantError     the program broke one of its own laws; carries the violations
 
@@ -51,6 +52,10 @@ class TooLargeError(RequestError):
 
 class OverloadedError(HaloclineError):
     """The engine accepts no more requests at the moment; try again later."""
+
+
+class FailedError(HaloclineError):
+    """A request that was accepted has failed; the engine lives and serves others."""
 
 
 class EngineDeadError(HaloclineError):

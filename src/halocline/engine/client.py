@@ -1,0 +1,387 @@
+"""The front end's side of the process boundary: starts the engine, submits sequences, notices its death.
+
+    client = await EngineClient.start(Spec("module:build", settings), on_progress)
+    stream = await client.submit(prompt_token_ids, params)     # returns once accepted; raises when refused
+    async for tokens in stream: ...
+    await client.close()
+
+Everything runs on one event loop. Sending never blocks it; what is unread is bounded per stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from halocline.engine.health import Sight
+from halocline.engine.messages import (
+    AcceptedReport,
+    Bye,
+    Cancel,
+    Command,
+    FailedReport,
+    Figures,
+    Hello,
+    ModelFacts,
+    Outputs,
+    RejectedReport,
+    Report,
+    SequenceReport,
+    Shutdown,
+    Snapshot,
+    Spec,
+    StartFailed,
+    Starting,
+    Submit,
+    TokenReport,
+    decode_report,
+    encode,
+)
+from halocline.engine.rendezvous import Folder, pipe_pair
+from halocline.engine.stream import UNREAD_TOKENS, TokenStream
+from halocline.errors import (
+    ConfigError,
+    EngineDeadError,
+    FailedError,
+    HaloclineError,
+    ModelError,
+    OverloadedError,
+    RequestError,
+    TooLargeError,
+)
+from halocline.params import SamplingParams
+from halocline.schedule.events import FinishReason
+
+logger = logging.getLogger(__name__)
+
+COMMANDS_KEPT = 100_000
+"""Commands that the engine has not read; beyond, new requests are refused."""
+GOODBYE_SECONDS = 10.0
+"""An engine that has not ended by then is killed."""
+DEATHBED_MS = 200
+"""How long to listen for an engine's last words once it has ended."""
+
+OnProgress = Callable[[str, float | None], None]
+
+
+@dataclass
+class _Link:
+    """What belongs to one running engine process."""
+
+    folder: Folder
+    process: subprocess.Popen[bytes]
+    lifeline: int
+    beacon: int
+    context: zmq.asyncio.Context
+    commands: zmq.Socket[bytes]
+    reports: zmq.asyncio.Socket
+
+    def close(self) -> None:
+        """Free everything; the process has ended or is killed now."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for descriptor in (self.lifeline, self.beacon):
+            os.close(descriptor)
+        self.commands.close(linger=0)
+        self.reports.close(linger=0)
+        self.context.term()
+        self.folder.close()
+
+
+class EngineClient:
+    """One engine process, as its front end sees it."""
+
+    def __init__(self, link: _Link, on_progress: OnProgress | None, unread_tokens: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._link: _Link | None = link
+        self._on_progress = on_progress
+        self._unread_tokens = unread_tokens
+        self._streams: dict[str, TokenStream] = {}
+        self._numbers = count()
+        self._hello: asyncio.Future[Hello] = self._loop.create_future()
+        self._bye: asyncio.Future[Bye] = self._loop.create_future()
+        self._heard_at = self._loop.time()
+        self._tasks = {self._loop.create_task(self._pump(link))}
+        self._loop.add_reader(link.beacon, self._beacon_closed, link)
+        self.dead_reason: str | None = None
+        self.snapshot = Snapshot()
+        """The engine's latest figures."""
+        self.is_draining = False
+
+    @classmethod
+    async def start(
+        cls, spec: Spec, on_progress: OnProgress | None = None, *, unread_tokens: int = UNREAD_TOKENS
+    ) -> EngineClient:
+        """Start an engine process and wait until it is ready.
+
+        Raises ConfigError, ModelError or EngineDeadError with the engine's own words when it cannot start.
+        """
+        client = cls(_launch(spec), on_progress, unread_tokens)
+        try:
+            await asyncio.shield(client._hello)
+        except BaseException:
+            await client.close(goodbye_seconds=0)
+            raise
+        return client
+
+    @property
+    def hello(self) -> Hello:
+        """What the engine said of itself when it was ready."""
+        return self._hello.result()
+
+    @property
+    def model(self) -> ModelFacts:
+        """What the engine said of its model."""
+        return self.hello.model
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine; None after `close`."""
+        return None if self._link is None else self._link.process.pid
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that have been submitted and have not ended."""
+        return len(self._streams)
+
+    def sight(self) -> Sight:
+        """Return what can be seen of the engine now, for `health.judge`."""
+        silent = self._loop.time() - self._heard_at
+        return Sight(self.dead_reason, self.is_draining, len(self._streams), silent, self.snapshot)
+
+    async def submit(
+        self,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        *,
+        seed: int = 0,
+        priority: int = 0,
+        request_id: str | None = None,
+    ) -> TokenStream:
+        """Submit one sequence and wait for the engine's yes (`params.n` is ignored: n sequences are n calls).
+
+        Raises TooLargeError or RequestError when it can never run, OverloadedError when too many wait, EngineDeadError.
+        """
+        self._check_room()
+        name = request_id or f"request-{next(self._numbers)}"
+        assert name not in self._streams, f"request id {name} is in use"
+        stream = TokenStream(name, self.cancel, self._unread_tokens)
+        if not self._streams:
+            self._heard_at = self._loop.time()
+        self._streams[name] = stream
+        try:
+            self._send(Submit(name, prompt, params, seed, priority))
+            await stream.accepted
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def cancel(self, request_id: str, reason: FinishReason = "abort") -> None:
+        """Stop a sequence; its memory is free within a step. Unknown ids are ignored."""
+        if self._streams.pop(request_id, None) is not None and self.dead_reason is None:
+            with contextlib.suppress(OverloadedError):
+                self._send(Cancel(request_id, reason))
+
+    def fail_all(self, error: HaloclineError) -> int:
+        """End every sequence with `error`, here and in the engine; returns how many there were."""
+        streams = list(self._streams.values())
+        for stream in streams:
+            self.cancel(stream.request_id)
+            stream.fail(error)
+        return len(streams)
+
+    def kill(self) -> None:
+        """End the engine process at once."""
+        if self._link is not None:
+            self._link.process.kill()
+
+    async def close(self, goodbye_seconds: float = GOODBYE_SECONDS) -> tuple[str, ...]:
+        """End the engine and free everything, once; returns the violations that its last recount found."""
+        link, self._link = self._link, None
+        if link is None:
+            return ()
+        self.is_draining = True
+        self.fail_all(EngineDeadError("the engine was closed"))
+        if self.dead_reason is None and goodbye_seconds > 0:
+            link.commands.send(encode(Shutdown()))
+            await asyncio.wait([self._bye], timeout=goodbye_seconds)
+            await _wait_for_exit(link.process, goodbye_seconds)
+        self._loop.remove_reader(link.beacon)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        link.close()
+        self._die("the engine was closed")
+        return self._bye.result().violations if self._bye.done() and not self._bye.cancelled() else ()
+
+    # --- sending
+
+    def _check_room(self) -> None:
+        if self.dead_reason is not None:
+            raise EngineDeadError(self.dead_reason)
+        if self._link is None or self.is_draining:
+            raise EngineDeadError("the server is stopping and takes no new requests")
+        limit = self.model.max_running_requests + self.model.max_waiting_requests
+        if len(self._streams) >= limit:
+            raise OverloadedError(
+                f"{len(self._streams)} sequences run or wait already (max_running_requests "
+                f"{self.model.max_running_requests} + max_waiting_requests {self.model.max_waiting_requests}); "
+                "try again later"
+            )
+
+    def _send(self, command: Command) -> None:
+        if self._link is None:
+            return
+        try:
+            self._link.commands.send(encode(command), zmq.NOBLOCK)
+        except zmq.Again:
+            raise OverloadedError(f"the engine has {COMMANDS_KEPT} unread commands; try again later") from None
+
+    # --- receiving
+
+    async def _pump(self, link: _Link) -> None:
+        while True:
+            self._take(await link.reports.recv())
+
+    def _take(self, frame: bytes) -> None:
+        self._heard_at = self._loop.time()
+        try:
+            report: Report = decode_report(frame)
+        except msgspec.DecodeError as error:
+            logger.error("event=bad_report error=%r", error)
+            return
+        match report:
+            case Outputs(reports):
+                for each in reports:
+                    self._dispatch(each)
+            case Figures(snapshot):
+                self.snapshot = snapshot
+            case Starting(text, fraction):
+                if self._on_progress is not None:
+                    self._on_progress(text, fraction)
+            case Hello():
+                _resolve(self._hello, report)
+            case StartFailed():
+                self._fail_start(_start_error(report))
+            case Bye():
+                _resolve(self._bye, report)
+
+    def _dispatch(self, report: SequenceReport) -> None:
+        stream = self._streams.get(report.request_id)
+        if stream is None:
+            return
+        match report:
+            case TokenReport():
+                if report.finish_reason is not None:
+                    del self._streams[report.request_id]
+                stream.push(report)
+            case AcceptedReport(_, max_tokens, clipped):
+                stream.accept(max_tokens, clipped)
+            case RejectedReport():
+                del self._streams[report.request_id]
+                stream.fail(_rejection(report))
+            case FailedReport(_, message):
+                del self._streams[report.request_id]
+                stream.fail(FailedError(message))
+
+    # --- death
+
+    def _beacon_closed(self, link: _Link) -> None:
+        self._loop.remove_reader(link.beacon)
+        self._tasks.add(self._loop.create_task(self._mourn(link)))
+
+    async def _mourn(self, link: _Link) -> None:
+        """Hear the last words, learn how the process ended, and tell everybody who waits."""
+        await asyncio.wait([self._bye], timeout=DEATHBED_MS / 1000)
+        await _wait_for_exit(link.process, 2.0)
+        self._die(f"the engine process has ended: {_how_it_ended(link.process.returncode)}")
+        # Its sockets are of no use to anybody; the folder goes now and not only when the front end ends.
+        link.folder.close()
+
+    def _die(self, reason: str) -> None:
+        if self.dead_reason is None:
+            self.dead_reason = reason
+            if not self._bye.done():
+                logger.error("event=engine_dead reason=%r sequences=%d", reason, len(self._streams))
+        error = EngineDeadError(self.dead_reason)
+        self._fail_start(error)
+        self.fail_all(error)
+
+    def _fail_start(self, error: Exception) -> None:
+        if not self._hello.done():
+            self._hello.set_exception(error)
+            self._hello.exception()
+
+
+def _launch(spec: Spec) -> _Link:
+    folder = Folder.create()
+    context = zmq.asyncio.Context()
+    reports = context.socket(zmq.PULL)
+    reports.set_hwm(1000)
+    reports.bind(folder.reports)
+    commands: zmq.Socket[bytes] = zmq.Socket(zmq.Context(context), zmq.PUSH)
+    commands.set_hwm(COMMANDS_KEPT)
+    commands.connect(folder.commands)
+    with pipe_pair() as (child_reads, lifeline, beacon, child_writes):
+        arguments = [str(folder.path), str(child_reads), str(child_writes), str(os.getpid())]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "halocline.engine.process", *arguments],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(child_reads, child_writes),
+            # A terminal's Ctrl-C goes to the whole group; the front end decides when the engine ends.
+            start_new_session=True,
+        )
+    with contextlib.suppress(BrokenPipeError):
+        os.write(lifeline, msgspec.json.encode(spec) + b"\n")
+    return _Link(folder, process, lifeline, beacon, context, commands, reports)
+
+
+async def _wait_for_exit(process: subprocess.Popen[Any], seconds: float) -> None:
+    """Wait for the end of a process without a thread: an event loop that closes could not stop one."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while process.poll() is None and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.01)
+
+
+def _resolve(future: asyncio.Future[Any], value: object) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is None:
+        return "its exit code is not known"
+    if code >= 0:
+        return f"exit code {code}"
+    hint = {signal.SIGKILL: " (by somebody, or by the kernel because memory ran out)"}
+    return f"killed by {signal.Signals(-code).name}{hint.get(signal.Signals(-code), '')}"
+
+
+def _start_error(report: StartFailed) -> HaloclineError:
+    if report.kind == "config":
+        return ConfigError(list(report.problems) or [report.message])
+    if report.kind == "model":
+        return ModelError(report.message)
+    return EngineDeadError(f"the engine could not start: {report.message}")
+
+
+def _rejection(report: RejectedReport) -> HaloclineError:
+    if report.code == "overloaded":
+        return OverloadedError(report.message)
+    kind = TooLargeError if report.code == "context_length_exceeded" else RequestError
+    return kind(report.message, report.param, report.code)

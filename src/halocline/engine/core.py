@@ -1,0 +1,212 @@
+"""The step loop: events in, plan, run, apply, updates out. One thread, no sockets, no text.
+
+A defect in scheduler or backend fails the requests concerned and is counted; it never ends the process, because every
+other client's request would end with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from halocline.engine.health import ProgressWatch
+from halocline.engine.messages import Blocked, ModelFacts
+from halocline.schedule.events import Abort, Arrive, Event, Failed, NewToken, Reason, Rejected, Update
+from halocline.step import Backend, StepPlan, StepResult
+
+logger = logging.getLogger(__name__)
+
+AuditRule = Literal["idle", "every", "off"]
+KEPT_VIOLATIONS = 16
+PATIENCE_DEFECTS = 3
+"""So many defects in a row, without a good step between, and everything that runs is failed: a scheduler that is
+broken for one request alone would otherwise repeat its defect for ever."""
+
+
+class SchedulerLike(Protocol):
+    """What the loop needs of `schedule.scheduler.Scheduler`."""
+
+    def handle(self, event: Event) -> Sequence[Update]: ...
+    def plan(self, now: float) -> StepPlan | None: ...
+    def apply(self, result: StepResult) -> Sequence[Update]: ...
+    def fail_step(self, message: str) -> Sequence[Update]: ...
+    def reasons(self) -> Mapping[str, Reason]: ...
+    def figures(self) -> Any: ...
+    def audit(self) -> Sequence[object]: ...
+    @property
+    def has_work(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What a builder returns: everything that an engine process runs, and what it tells its front end."""
+
+    scheduler: SchedulerLike
+    backend: Backend
+    model: ModelFacts
+    capacity: dict[str, Any] = field(default_factory=dict)
+    """The capacity record as builtins (`msgspec.to_builtins`)."""
+
+
+class EngineCore:
+    """Turns the crank of one scheduler and one backend."""
+
+    def __init__(
+        self,
+        scheduler: SchedulerLike,
+        backend: Backend,
+        *,
+        audit: AuditRule = "idle",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._backend = backend
+        self._audit_rule = audit
+        self._clock = clock
+        self._live: dict[str, None] = {}
+        self._defects_in_row = 0
+        self._rested = True
+        self.steps = 0
+        """Plans carried out, failed ones included."""
+        self.watch = ProgressWatch(clock())
+        self.violations: deque[str] = deque(maxlen=KEPT_VIOLATIONS)
+        self.counters = {"defects": 0, "violations": 0, "audits": 0, "output_tokens": 0, "prompt_tokens": 0}
+        self.rejections: dict[str, int] = {}
+        """Requests refused at the door, by code."""
+
+    @property
+    def scheduler(self) -> SchedulerLike:
+        """The scheduler, for figures."""
+        return self._scheduler
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is not finished."""
+        return self._scheduler.has_work
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """Ids of the requests that have neither finished nor failed."""
+        return tuple(self._live)
+
+    def turn(self, events: Iterable[Event] = ()) -> list[Update]:
+        """Take in `events`, compute at most one step, and return what came of both."""
+        updates = [update for event in events for update in self._handle(event)]
+        plan = self._plan(updates)
+        if plan is not None:
+            updates += self._compute(plan)
+        self._note(updates, computed=plan is not None and self._defects_in_row == 0)
+        self._audit_when_due(computed=plan is not None)
+        return updates
+
+    def _handle(self, event: Event) -> Sequence[Update]:
+        if isinstance(event, Arrive):
+            self._live[event.request_id] = None
+            self.counters["prompt_tokens"] += len(event.prompt)
+        try:
+            return self._scheduler.handle(event)
+        except Exception as error:
+            self._defect("handle", error)
+            return (Failed(event.request_id, _words(error)),)
+
+    def _plan(self, updates: list[Update]) -> StepPlan | None:
+        try:
+            return self._scheduler.plan(self._clock())
+        except Exception as error:
+            self._defect("plan", error)
+            updates += self._fail(error)
+            return None
+
+    def _compute(self, plan: StepPlan) -> Sequence[Update]:
+        self.steps += 1
+        try:
+            updates = self._scheduler.apply(self._backend.run(plan))
+        except Exception as error:
+            self._defect("step", error)
+            return self._fail(error)
+        self._defects_in_row = 0
+        return updates
+
+    def _fail(self, error: Exception) -> Sequence[Update]:
+        """Fail what the broken step concerned; everything, when it is the last of many defects in a row."""
+        try:
+            updates = list(self._scheduler.fail_step(_words(error)))
+        except Exception as second:
+            self._defect("fail_step", second)
+            updates = []
+        if self._defects_in_row >= PATIENCE_DEFECTS:
+            ended = {update.request_id for update in updates}
+            updates += self._give_up([each for each in self._live if each not in ended], _words(error))
+        return updates
+
+    def _give_up(self, request_ids: list[str], message: str) -> list[Update]:
+        for request_id in request_ids:
+            try:
+                self._scheduler.handle(Abort(request_id))
+            except Exception as error:
+                self._defect("abort", error)
+        return [Failed(request_id, message) for request_id in request_ids]
+
+    def _defect(self, where: str, error: Exception) -> None:
+        self._defects_in_row += 1
+        self.counters["defects"] += 1
+        logger.error("event=defect where=%s error=%r", where, error, exc_info=error)
+
+    def _note(self, updates: Iterable[Update], *, computed: bool) -> None:
+        ended = False
+        for update in updates:
+            if isinstance(update, NewToken) and update.token_id is not None:
+                self.counters["output_tokens"] += 1
+            if isinstance(update, Rejected):
+                self.rejections[update.code] = self.rejections.get(update.code, 0) + 1
+            if is_last(update):
+                ended = True
+                self._live.pop(update.request_id, None)
+        self.watch.note(self._clock(), progressed=computed or ended, has_work=self.has_work)
+
+    def _audit_when_due(self, *, computed: bool) -> None:
+        idle = not self.has_work
+        due = {"every": computed or idle != self._rested, "idle": idle and not self._rested, "off": False}
+        if due[self._audit_rule]:
+            self.audit()
+        self._rested = idle
+
+    def audit(self) -> tuple[str, ...]:
+        """Recount everything; report what is wrong in log and figures, and never raise."""
+        self.counters["audits"] += 1
+        try:
+            found = tuple(str(violation) for violation in self._scheduler.audit())
+        except Exception as error:
+            self._defect("audit", error)
+            found = (f"the audit itself failed: {_words(error)}",)
+        for violation in found:
+            logger.error("event=violation violation=%r", violation)
+        self.violations.extend(found)
+        self.counters["violations"] += len(found)
+        return found
+
+    def blocked(self) -> Blocked | None:
+        """Name the first waiting request that waits for something else than its turn, and its refusal."""
+        reasons = self._scheduler.reasons()
+        for request_id, reason in reasons.items():
+            if reason.code != "queue":
+                return Blocked(request_id, reason.code, reason.detail)
+        return next((Blocked(name, reason.code, reason.detail) for name, reason in reasons.items()), None)
+
+    def close(self) -> None:
+        """Free the backend."""
+        self._backend.close()
+
+
+def is_last(update: Update) -> bool:
+    """Whether nothing more will be said of the update's request."""
+    return isinstance(update, (Rejected, Failed)) or (isinstance(update, NewToken) and update.finish_reason is not None)
+
+
+def _words(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text if len(text) <= 500 else text[:497] + "..."

@@ -1,0 +1,223 @@
+"""The front end: engine client and tokenizer together. Prompts become tokens, tokens become text.
+
+front = FrontEnd(client, prompts, model_name="gemma3-270m")
+generation = await front.generate(await front.encode("Once"), SamplingParams())    # raises when refused
+async for delta in generation: print(delta.text)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from halocline.engine.client import EngineClient
+from halocline.engine.detokenize import TextMaker
+from halocline.engine.health import Health, judge
+from halocline.engine.messages import ModelFacts, TextDelta
+from halocline.engine.metrics import Metrics
+from halocline.engine.sequence import SequenceText
+from halocline.engine.stream import TokenStream
+from halocline.errors import EngineDeadError, HaloclineError, RequestError
+from halocline.params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+LONG_TEXT_CHARACTERS = 4096
+"""Longer texts are tokenized in a thread, so that other streams go on meanwhile."""
+SEED_BITS = 63
+
+
+class Prompts(Protocol):
+    """How text and messages become tokens: the model's tokenizer and chat template."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer, for the way back."""
+        ...
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model brings a template; otherwise `encode_chat` uses the plain one."""
+        ...
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Return the tokens of a plain prompt, with the special tokens that the model wants."""
+        ...
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> Sequence[int]:
+        """Return the tokens of a conversation, up to where the assistant speaks."""
+        ...
+
+
+class Generation:
+    """One sequence that is being generated: an async iterator of TextDelta."""
+
+    def __init__(self, front: FrontEnd, stream: TokenStream, text: SequenceText, prompt_tokens: int) -> None:
+        self._front = front
+        self._stream = stream
+        self._text = text
+        self.prompt_tokens = prompt_tokens
+        self._started_at = time.monotonic()
+        self._first_at: float | None = None
+        self._is_counted = False
+
+    @property
+    def request_id(self) -> str:
+        """The engine's id of the sequence, as logs show it."""
+        return self._stream.request_id
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens computed so far."""
+        return self._text.completion_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """The limit that applies."""
+        return self._stream.max_tokens
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        if self._text.finish_reason is not None:
+            raise StopAsyncIteration
+        try:
+            batch = await anext(self._stream)
+        except HaloclineError as error:
+            self._count("error")
+            logger.warning("event=request_failed request=%s error=%r", self.request_id, str(error))
+            raise
+        if self._first_at is None:
+            self._first_at = time.monotonic()
+            self._front.metrics.first_token_seconds.observe(self._first_at - self._started_at)
+        delta = self._text.take(batch)
+        if delta.finish_reason is not None:
+            self._stream.close("stop")
+            self._count(delta.finish_reason)
+        return delta
+
+    def close(self) -> None:
+        """Stop generating, if it still goes on; a second call does nothing."""
+        self._stream.close()
+        self._count("abort")
+
+    def _count(self, reason: str) -> None:
+        if self._is_counted:
+            return
+        self._is_counted = True
+        now, tokens, metrics = time.monotonic(), self.completion_tokens, self._front.metrics
+        metrics.finished(reason)
+        metrics.output_tokens.observe(tokens)
+        if reason in ("stop", "length") and self._first_at is not None:
+            metrics.request_seconds.observe(now - self._started_at)
+            if tokens > 1:
+                metrics.token_seconds.observe((now - self._first_at) / (tokens - 1))
+        logger.info(
+            "event=request_end request=%s reason=%s prompt_tokens=%d completion_tokens=%d seconds=%.3f",
+            self.request_id,
+            reason,
+            self.prompt_tokens,
+            tokens,
+            now - self._started_at,
+        )
+
+
+class FrontEnd:
+    """What api and llm speak to."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        prompts: Prompts,
+        *,
+        model_name: str | None = None,
+        health_seconds: float = 30.0,
+        seed: int = 0,
+    ) -> None:
+        self.client = client
+        self.prompts = prompts
+        self.model_name = model_name or client.model.name
+        self.created = int(time.time())
+        self._health_seconds = health_seconds
+        self._seeds = random.Random(seed)
+        self._maker = TextMaker(prompts.tokenizer)
+        self.metrics = Metrics(lambda: client.snapshot, lambda: client.dead_reason is None, self.model_name)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the engine said of its model."""
+        return self.client.model
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model brings a chat template of its own."""
+        return self.prompts.has_chat_template
+
+    async def encode(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a plain prompt."""
+        if len(text) < LONG_TEXT_CHARACTERS:
+            return tuple(self.prompts.encode(text))
+        return tuple(await asyncio.to_thread(self.prompts.encode, text))
+
+    async def encode_chat(self, messages: list[dict[str, str]]) -> tuple[int, ...]:
+        """Return the tokens of a conversation; raises RequestError when the template refuses it."""
+        try:
+            if sum(len(message["content"]) for message in messages) < LONG_TEXT_CHARACTERS:
+                return tuple(self.prompts.encode_chat(messages))
+            return tuple(await asyncio.to_thread(self.prompts.encode_chat, messages))
+        except HaloclineError:
+            raise
+        except Exception as error:
+            raise RequestError(f"the chat template refused the messages: {error}", "messages") from error
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones skipped."""
+        return self._maker.decode(token_ids)
+
+    def token(self, token_id: int) -> tuple[str, bytes | None]:
+        """Return one token by itself, as text and as bytes."""
+        return self._maker.token(token_id)
+
+    async def generate(
+        self, prompt: Sequence[int], params: SamplingParams, *, request_id: str | None = None, index: int = 0
+    ) -> Generation:
+        """Submit one sequence and wait until the engine accepts it; `index` tells the n completions of a prompt apart.
+
+        Raises RequestError, TooLargeError, OverloadedError or EngineDeadError.
+        """
+        stream = await self.client.submit(tuple(prompt), params, seed=self._seed(params, index), request_id=request_id)
+        self.metrics.prompt_tokens.observe(len(prompt))
+        logger.info(
+            "event=request_start request=%s prompt_tokens=%d max_tokens=%d",
+            stream.request_id,
+            len(prompt),
+            stream.max_tokens,
+        )
+        return Generation(self, stream, SequenceText(self._maker, prompt, params), len(prompt))
+
+    def _seed(self, params: SamplingParams, index: int) -> int:
+        """Completion i of a prompt with a seed has seed + i; without, the next one of the server's seeds."""
+        if params.seed is None:
+            return self._seeds.getrandbits(SEED_BITS)
+        return (params.seed + index) % (1 << SEED_BITS)
+
+    def health(self) -> Health:
+        """Judge whether work goes forward."""
+        return judge(self.client.sight(), self._health_seconds)
+
+    async def drain(self, seconds: float) -> int:
+        """Take no new requests, wait for those that run, end the rest with an error; returns how many those were."""
+        self.client.is_draining = True
+        deadline = time.monotonic() + seconds
+        while self.client.sequences and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        rest = self.client.fail_all(
+            EngineDeadError(f"the server is stopping; it waited {seconds:g} s for this request")
+        )
+        logger.info("event=drained failed=%d", rest)
+        return rest

@@ -1,0 +1,248 @@
+"""What the two sides of the process boundary say to each other: plain tagged structs, packed with msgpack.
+
+    front end                                                  engine process
+    Spec  --- one JSON line on the lifeline pipe ------------->  how to build scheduler and backend
+          <-- Starting* , then Hello | StartFailed ------------
+    Submit, Cancel, Shutdown ---------------------------------->
+          <-- Outputs (once per step), Figures (bounded rate) --
+          <-- Bye ---------------------------------------------
+
+Whoever speaks to an engine imports this module and nothing else of the engine's inside.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from halocline.params import SamplingParams
+from halocline.schedule.events import FinishReason
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine process builds what it runs."""
+
+    builder: str
+    """`module:function`; called with (settings, progress), returns `engine.core.EngineParts`."""
+    settings: dict[str, Any] = {}
+    """JSON-able; what it means is the builder's business. May hold secrets: it never stands on a command line."""
+    python_path: tuple[str, ...] = ()
+    """Folders put first on the module search path of the process."""
+    audit: Literal["idle", "every", "off"] = "idle"
+    """When the memory is recounted."""
+    log_level: str = "info"
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """One more sequence to continue."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    priority: int = 0
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """Nobody waits for this sequence any more, or its text is complete (`reason` "stop")."""
+
+    request_id: str
+    reason: FinishReason = "abort"
+
+
+class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
+    """End now: what still runs is dropped, memory is recounted a last time."""
+
+
+Command = Submit | Cancel | Shutdown
+
+
+class AcceptedReport(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
+    """The sequence is valid and will run; `max_tokens` is the limit that applies to it."""
+
+    request_id: str
+    max_tokens: int
+    clipped: bool
+
+
+class RejectedReport(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
+    """The sequence can never run."""
+
+    request_id: str
+    message: str
+    param: str | None
+    code: str
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probabilities at one output position."""
+
+    token_logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+    """(token id, log-probability), best first."""
+
+
+class TokenReport(msgspec.Struct, frozen=True, array_like=True, tag="token"):
+    """One more token of a sequence; with a finish reason it is the last (on abort there is no token)."""
+
+    request_id: str
+    token_id: int | None
+    logprobs: Logprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class FailedReport(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The sequence ended in an error."""
+
+    request_id: str
+    message: str
+
+
+SequenceReport = AcceptedReport | RejectedReport | TokenReport | FailedReport
+
+
+class Blocked(msgspec.Struct, frozen=True):
+    """The most senior request that waits, and why."""
+
+    request_id: str
+    code: str
+    detail: str
+
+
+class ArenaSnapshot(msgspec.Struct, frozen=True):
+    """The arena in bytes; used + holes + free = total (law L13), promised beside it."""
+
+    total_bytes: int = 0
+    used_bytes: int = 0
+    holes_bytes: int = 0
+    free_bytes: int = 0
+    promised_bytes: int = 0
+    used_bytes_by_pool: dict[str, int] = {}
+    used_bytes_by_owner: dict[str, int] = {}
+    """running, locked, cached, transfer."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What an engine says of itself: the one source of /metrics and /health."""
+
+    arena: ArenaSnapshot = ArenaSnapshot()
+    requests: dict[str, int] = {}
+    """Count by state: waiting, prefilling, decoding, retracted."""
+    counters: dict[str, int] = {}
+    """Monotonic since start: steps, prompt_tokens, output_tokens, retractions, reprefilled_tokens, defects, ..."""
+    refusals: dict[str, int] = {}
+    """Monotonic count of requests refused at the door, by code."""
+    waits: dict[str, int] = {}
+    """Monotonic count of refusals of room to waiting requests, by the code of their reason."""
+    has_work: bool = False
+    stalled_seconds: float = 0.0
+    """How long there has been work without anything admitted, computed or freed."""
+    blocked: Blocked | None = None
+    violations: tuple[str, ...] = ()
+    """The latest broken laws that an audit reported, the newest last."""
+
+
+class Starting(msgspec.Struct, frozen=True, tag="starting"):
+    """How far the start has come, in words for people."""
+
+    text: str
+    fraction: float | None = None
+    """0 to 1 where it is known."""
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a front end must know of the model that an engine serves."""
+
+    name: str
+    max_model_len: int
+    """Longest prompt plus output in tokens."""
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    max_running_requests: int = 256
+    max_waiting_requests: int = 4096
+    details: dict[str, Any] = {}
+    """For display only: dtype, device, attention backend, folder."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The engine is ready."""
+
+    pid: int
+    model: ModelFacts
+    capacity: dict[str, Any]
+    """The frozen capacity record as builtins; for display."""
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
+    """The engine could not be built."""
+
+    kind: Literal["config", "model", "other"]
+    message: str
+    problems: tuple[str, ...] = ()
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """Everything that one turn of the engine brought, for all sequences, in order."""
+
+    reports: tuple[SequenceReport, ...]
+
+
+class Figures(msgspec.Struct, frozen=True, tag="figures"):
+    """The engine's figures, sent at a bounded rate and when it becomes idle."""
+
+    snapshot: Snapshot
+
+
+class Bye(msgspec.Struct, frozen=True, tag="bye"):
+    """A clean end, after `Shutdown`; `violations` is what the last recount found (empty: nothing)."""
+
+    violations: tuple[str, ...] = ()
+
+
+Report = Starting | Hello | StartFailed | Outputs | Figures | Bye
+
+
+class TokenText(msgspec.Struct, frozen=True):
+    """One output token whose text has been released."""
+
+    token_id: int
+    text: str
+    """The token by itself; a token that is part of a character shows the replacement character."""
+    data: bytes | None
+    """Its bytes, where the tokenizer tells."""
+    logprobs: Logprobs | None = None
+
+
+class TextDelta(msgspec.Struct, frozen=True):
+    """What is new in one sequence: text that can never change any more, and the tokens behind it."""
+
+    text: str
+    tokens: tuple[TokenText, ...]
+    """Tokens whose text is released now, none of a found stop string; for log-probabilities."""
+    token_ids: tuple[int, ...]
+    """All tokens that arrived, released or not, the end-of-sequence token included."""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string that was found, if that ended the text."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def encode(message: Command | Report) -> bytes:
+    """Pack one message."""
+    return _encoder.encode(message)
+
+
+def decode_command(frame: bytes) -> Command:
+    """Unpack what a front end sent. Raises msgspec.DecodeError when it is no command."""
+    return _commands.decode(frame)
+
+
+def decode_report(frame: bytes) -> Report:
+    """Unpack what an engine sent. Raises msgspec.DecodeError when it is no report."""
+    return _reports.decode(frame)

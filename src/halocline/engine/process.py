@@ -1,0 +1,190 @@
+"""The engine's own process: `python -m halocline.engine.process FOLDER LIFELINE BEACON PARENT`.
+
+It is started by `engine.client` and by nobody else. It reads its `Spec` from the lifeline pipe, builds scheduler and
+backend, says Hello, and turns the core until it is told to stop or its parent ends. The beacon pipe is written by
+nobody: its closing tells the front end that this process is gone.
+
+SIGINT and SIGTERM are ignored: a terminal or a service manager sends them to every process of a group, and the front
+end must be able to drain first. It ends the engine itself, and the engine ends by itself when the front end dies.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from halocline.engine.core import EngineCore, EngineParts
+from halocline.engine.figures import snapshot_of
+from halocline.engine.messages import (
+    Bye,
+    Cancel,
+    Command,
+    Figures,
+    Hello,
+    Outputs,
+    Report,
+    Shutdown,
+    Spec,
+    StartFailed,
+    Starting,
+    decode_command,
+    encode,
+)
+from halocline.engine.rendezvous import Folder, read_line, watch_parent
+from halocline.engine.wire import event_of, reports_of
+from halocline.errors import ConfigError, HaloclineError, ModelError
+
+logger = logging.getLogger("halocline.engine")
+
+FIGURES_SECONDS = 0.5
+"""At most so often are figures sent while there is work; always when the engine becomes idle."""
+IDLE_SECONDS = 1.0
+"""An idle engine looks up so often."""
+BLOCKED_SECONDS = 0.02
+"""With work but nothing to compute, the engine asks again after this time."""
+REPORTS_KEPT = 10_000
+"""Unread reports; beyond, the engine waits for its front end."""
+LINGER_MS = 2000
+
+Progress = Callable[[str, float | None], None]
+
+
+class EngineLink:
+    """The engine's end of the two sockets. Used by one thread."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._context = zmq.Context()
+        self._commands = self._context.socket(zmq.PULL)
+        self._commands.set_hwm(0)
+        self._commands.bind(folder.commands)
+        self._reports = self._context.socket(zmq.PUSH)
+        self._reports.set_hwm(REPORTS_KEPT)
+        self._reports.setsockopt(zmq.LINGER, LINGER_MS)
+        self._reports.connect(folder.reports)
+
+    def send(self, report: Report) -> None:
+        """Send one report; waits when the front end has not read the last 10,000."""
+        self._reports.send(encode(report))
+
+    def receive(self, wait_seconds: float) -> list[Command]:
+        """Return all commands that have come, waiting up to `wait_seconds` for the first."""
+        commands: list[Command] = []
+        if not self._commands.poll(int(wait_seconds * 1000)):
+            return commands
+        while True:
+            try:
+                frame = self._commands.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return commands
+            try:
+                commands.append(decode_command(frame))
+            except (msgspec.DecodeError, HaloclineError) as error:
+                logger.error("event=bad_command error=%r", error)
+
+    def close(self) -> None:
+        """Send what is left and close."""
+        self._commands.close(linger=0)
+        self._reports.close()
+        self._context.term()
+
+
+def main(arguments: list[str]) -> int:
+    """Run one engine process to its end; returns its exit code."""
+    path, lifeline, beacon, parent = Path(arguments[0]), *map(int, arguments[1:4])
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    for descriptor in (lifeline, beacon):
+        os.set_inheritable(descriptor, False)
+    folder = Folder(path)
+    spec = msgspec.json.decode(read_line(lifeline), type=Spec)
+    watch_parent(lifeline, parent, folder.close)
+    logging.basicConfig(
+        level=spec.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    link = EngineLink(folder)
+    try:
+        parts = _build(spec, link)
+        if parts is None:
+            return 1
+        core = EngineCore(parts.scheduler, parts.backend, audit=spec.audit)
+        link.send(Hello(os.getpid(), parts.model, parts.capacity))
+        logger.info("event=engine_ready pid=%d model=%s", os.getpid(), parts.model.name)
+        try:
+            crank(core, link)
+        finally:
+            core.close()
+    finally:
+        link.close()
+    return 0
+
+
+def crank(core: EngineCore, link: EngineLink, clock: Callable[[], float] = time.monotonic) -> None:
+    """Turn the core until a Shutdown comes."""
+    figures_at, had_work, computed = clock(), False, True
+    link.send(Figures(snapshot_of(core, clock())))
+    while True:
+        wait_seconds = IDLE_SECONDS if not core.has_work else 0.0 if computed else BLOCKED_SECONDS
+        commands = link.receive(wait_seconds)
+        if any(isinstance(command, Shutdown) for command in commands):
+            break
+        before = core.steps
+        updates = core.turn(event_of(command) for command in commands)
+        computed = core.steps > before
+        if updates:
+            link.send(Outputs(reports_of(updates)))
+        if clock() - figures_at >= FIGURES_SECONDS or (had_work and not core.has_work):
+            figures_at = clock()
+            link.send(Figures(snapshot_of(core, figures_at)))
+        had_work = core.has_work
+    _end(core, link)
+
+
+def _end(core: EngineCore, link: EngineLink) -> None:
+    """Drop what still runs, recount, and say goodbye."""
+    core.turn([event_of(Cancel(request_id)) for request_id in core.live])
+    violations = core.audit()
+    link.send(Figures(snapshot_of(core, time.monotonic())))
+    link.send(Bye(violations))
+    logger.info("event=engine_end violations=%d", len(violations))
+
+
+def _build(spec: Spec, link: EngineLink) -> EngineParts | None:
+    """Call the builder; what goes wrong is told to the parent in words instead of a traceback in its terminal."""
+
+    def progress(text: str, fraction: float | None = None) -> None:
+        link.send(Starting(text, fraction))
+
+    try:
+        return load_builder(spec)(spec.settings, progress)
+    except ConfigError as error:
+        link.send(StartFailed("config", str(error), tuple(error.problems)))
+    except ModelError as error:
+        link.send(StartFailed("model", str(error)))
+    except Exception as error:
+        logger.exception("event=start_failed")
+        link.send(StartFailed("other", f"{type(error).__name__}: {error}"))
+    return None
+
+
+def load_builder(spec: Spec) -> Callable[[dict[str, Any], Progress], EngineParts]:
+    """Find the function that `spec.builder` names."""
+    sys.path[:0] = spec.python_path
+    module, _, function = spec.builder.partition(":")
+    builder: Callable[[dict[str, Any], Progress], EngineParts] = getattr(importlib.import_module(module), function)
+    return builder
+
+
+if __name__ == "__main__":
+    if not __debug__:
+        sys.exit("halocline does not run under python -O: its assertions are part of its safety")
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,50 @@
+"""From messages to events and from updates to reports: the scheduler's own data never leaves its process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from halocline.engine.messages import (
+    AcceptedReport,
+    Cancel,
+    Command,
+    FailedReport,
+    Logprobs,
+    RejectedReport,
+    SequenceReport,
+    Submit,
+    TokenReport,
+)
+from halocline.schedule.events import Abort, Accepted, Arrive, Event, Failed, NewToken, Rejected, Update
+from halocline.step import TokenLogprobs
+
+
+def event_of(command: Command) -> Event:
+    """Return the event that a command is for the scheduler."""
+    match command:
+        case Submit(request_id, prompt, params, seed, priority):
+            return Arrive(request_id, prompt, params, seed, priority)
+        case Cancel(request_id, reason):
+            return Abort(request_id, reason)
+    raise AssertionError(f"{command!r} is no event")
+
+
+def reports_of(updates: Iterable[Update]) -> tuple[SequenceReport, ...]:
+    """Return what the front end is told of `updates`, in the same order."""
+    return tuple(map(_report_of, updates))
+
+
+def _report_of(update: Update) -> SequenceReport:
+    match update:
+        case NewToken(request_id, token_id, logprobs, finish_reason):
+            return TokenReport(request_id, token_id, _logprobs_of(logprobs), finish_reason)
+        case Accepted(request_id, max_tokens, clipped):
+            return AcceptedReport(request_id, max_tokens, clipped)
+        case Rejected(request_id, message, param, code):
+            return RejectedReport(request_id, message, param, code)
+        case Failed(request_id, message):
+            return FailedReport(request_id, message)
+
+
+def _logprobs_of(logprobs: TokenLogprobs | None) -> Logprobs | None:
+    return None if logprobs is None else Logprobs(logprobs.token_logprob, logprobs.rank, logprobs.top)
