@@ -1,0 +1,395 @@
+"""One arena of bytes and everything that may be done with it: the facade of memory/.
+
+    reserve ----> Grant ----> commit ----> handles ----> physical    page numbers for the kernels
+       |                        |                          free, cache, release
+       `-> Refusal              `-> moves, evictions
+
+`reserve` (with `extend` and `lock`, which ask the same question) is the only no. Everything else either works or shows
+a defect of the caller, which is raised as InvariantError before anything has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halocline.errors import InvariantError
+from halocline.memory.audit import Books, Violation, audit
+from halocline.memory.budget import Budget
+from halocline.memory.demand import Demand
+from halocline.memory.figures import ArenaFigures, figures
+from halocline.memory.grant import Commit, Grant, Handles, Order, Pin, Refusal
+from halocline.memory.layout import ArenaLayout
+from halocline.memory.moves import make_room, reclaim_for
+from halocline.memory.owners import Owners
+from halocline.memory.pins import PinBoard
+from halocline.memory.pool import (
+    CACHED,
+    FREE,
+    HELD,
+    LOCKED,
+    TRANSFER,
+    TRANSFER_CACHED,
+    Pages,
+    Pool,
+    SlabStock,
+)
+from halocline.step import Move
+
+NO_HANDLES: Handles = np.zeros(0, np.int64)
+NO_HANDLES.flags.writeable = False
+
+
+class Arena:
+    """Slabs, pools, budget and grants of one arena. Pools are numbered as in `layout.pools`."""
+
+    def __init__(self, layout: ArenaLayout, caps: tuple[int | None, ...] | None = None) -> None:
+        self.layout = layout
+        self.budget = Budget(layout, caps)
+        self.stock = SlabStock(layout.slabs)
+        self.pools = [Pool(number, pool, self.stock) for number, pool in enumerate(layout.pools)]
+        self.owners = Owners(self.pools, [pool.name for pool in layout.pools])
+        self.pins = PinBoard(len(self.pools))
+        self._page_bytes = tuple(pool.stride_bytes for pool in layout.pools)
+
+    # ---- questions: they never act
+
+    def fits(self, extra: Demand) -> bool:
+        """Whether `extra` pages fit beside all that is held and promised, by moves and evictions if need be."""
+        return self.budget.fits(extra)
+
+    def fits_untouched(self, extra: Demand) -> bool:
+        """Whether `extra` pages fit with nothing evicted: a hint only."""
+        return self.budget.fits_untouched(extra)
+
+    def fits_empty(self, demand: Demand) -> bool:
+        """Whether `demand` fits this arena with nothing in it; the caller adds the floor."""
+        return self.budget.fits_empty(demand)
+
+    def shortfall(self, extra: Demand) -> Refusal | None:
+        """Return why `extra` does not fit, with the arithmetic; None when it fits."""
+        return self.budget.shortfall(extra)
+
+    def most(self, pool: int, extra: Demand) -> int:
+        """Return the most additional pages of `pool` that fit beside `extra`; 0 when `extra` itself does not fit."""
+        return self.budget.most(pool, extra)
+
+    def physical(self, pool: int, handles: Handles) -> NDArray[np.int32]:
+        """Return the present page numbers of `handles`, in their order. They hold until the next commit.
+
+        Raises InvariantError, naming the owner, if a handle is stale.
+        """
+        return self.pools[pool].place[self.owners.valid(self.pools[pool], handles)]
+
+    def figures(self) -> ArenaFigures:
+        """Return where every byte of the arena is (L13)."""
+        return figures(self.layout, self.budget, self.pools, len(self.stock.free))
+
+    def audit(self) -> list[Violation]:
+        """Recount everything from scratch; an empty list means that all laws hold."""
+        return audit(Books(self.layout, self.budget, self.stock, self.pools, self.owners, self.pins))
+
+    @property
+    def awaits_commit(self) -> bool:
+        """Whether a deferred pin waits for a commit; an idle scheduler must commit, if only an empty list of orders."""
+        return self.pins.waits
+
+    # ---- grants
+
+    def reserve(self, owner: str, demand: Demand) -> Grant | Refusal:
+        """Promise `demand` to `owner`, all or nothing."""
+        if not self.budget.fits(demand):
+            return self._refusal(demand)
+        grant = self.owners.open(owner, demand)
+        self._promise(demand)
+        return grant
+
+    def extend(self, grant: Grant, demand: Demand) -> Grant | Refusal:
+        """Raise the demand of `grant` to `demand`, which is at least as much in every pool; all or nothing.
+
+        Pages that the grant has borrowed become its own first.
+        """
+        self._check_open(grant)
+        extra = demand.minus(grant.demand)
+        if min(extra, default=0) < 0:
+            raise InvariantError([f"{grant.owner!r} extends its demand {grant.demand} to less: {demand}"])
+        if not self.budget.fits(extra):
+            return self._refusal(extra)
+        for pool, count in enumerate(extra):
+            if count:
+                grant.raise_demand(pool, count)
+        self._promise(extra)
+        return grant
+
+    def shrink(self, grant: Grant, demand: Demand) -> None:
+        """Lower the demand of `grant` to `demand`; never below what it holds on its own account."""
+        self._check_open(grant)
+        less = grant.demand.minus(demand)
+        if min(less, default=0) < 0 or any(map(int.__gt__, less, grant.room)):
+            raise InvariantError([f"{grant.describe()} cannot shrink to {demand}: its room is {tuple(grant.room)}"])
+        for pool, count in enumerate(less):
+            grant.asked[pool] -= count
+            grant.room[pool] -= count
+            self.budget.promised[pool] -= count
+
+    def release(self, grant: Grant) -> None:
+        """End `grant`: free what it holds (pinned pages go to their transfer) and give up the rest of its promise.
+
+        Raises InvariantError while others still hold pages that it lent.
+        """
+        self._check_open(grant)
+        if any(grant.lent):
+            raise InvariantError([f"{grant.describe()} is released while {tuple(grant.lent)} of its pages are lent"])
+        for pool in self.pools:
+            if grant.pages(pool.number):
+                self._let_go(grant, pool, self.owners.indices_of(grant, pool), FREE)
+            self.budget.promised[pool.number] -= grant.room[pool.number]
+            grant.room[pool.number] = 0
+        self.owners.close(grant)
+
+    # ---- pages
+
+    def commit(self, orders: Sequence[Order]) -> Commit:
+        """Turn promised pages into handles, for all orders of a step at once. Cannot fail.
+
+        Raises InvariantError, with nothing changed, if an order exceeds what its grant and its lender have left.
+        """
+        totals = self._charge(orders)
+        moves: tuple[Move, ...] = ()
+        evicted: tuple[Handles, ...] = (NO_HANDLES,) * len(self.pools)
+        if self.pins.waits or not self._has_places(totals):
+            moves, evicted = self._make_room(orders, totals)
+        columns = [
+            self._hand_out(orders, pool, total) if total else repeat(NO_HANDLES, len(orders))
+            for pool, total in zip(self.pools, totals, strict=True)
+        ]
+        return Commit(tuple(zip(*columns, strict=True)), moves, evicted)
+
+    def free(self, grant: Grant, pool: int, handles: Handles) -> None:
+        """Free pages of `grant`. Borrowed ones are paid back first; then its promise grows back: its demand stays.
+
+        A pinned page goes to its transfer instead, and the demand falls by one: its bytes are still in use.
+        """
+        self._part(grant, pool, handles, FREE)
+
+    def cache(self, grant: Grant, pool: int, handles: Handles) -> None:
+        """Give pages of `grant` to the cache, evictable, last in the order of eviction. Books as for `free`."""
+        self._part(grant, pool, handles, CACHED)
+
+    # ---- the cache's pages
+
+    def lock(self, owner: str | Grant, handles: Sequence[Handles], demand: Demand) -> Grant | Refusal:
+        """Lock cached pages, per pool, and reserve `demand`, anew or by extending a grant to it; both or neither.
+
+        Locked pages are held: never evicted, and they count. A page that only a transfer keeps for the cache may be
+        locked too; it counts already. Locking a locked page is a defect: who counts lockers tells only of the first.
+        """
+        index = self._checked(handles, (CACHED, TRANSFER_CACHED), "lock")
+        fresh = [i[pool.state[i] == CACHED] for pool, i in zip(self.pools, index, strict=True)]
+        if isinstance(owner, Grant):
+            self._check_open(owner)
+        extra = demand.minus(owner.demand) if isinstance(owner, Grant) else demand
+        if not self.budget.fits(extra.plus(Demand(map(len, fresh)))):
+            return self._refusal(extra.plus(Demand(map(len, fresh))))
+        for pool, locked, new in zip(self.pools, index, fresh, strict=True):
+            pool.queue.remove(new)
+            self.budget.cached[pool.number] -= len(new)
+            pool.state[locked] = LOCKED
+            self._count(pool, held=len(new), locked=len(locked), transfer=len(new) - len(locked))
+        return self.extend(owner, demand) if isinstance(owner, Grant) else self.reserve(owner, demand)
+
+    def unlock(self, handles: Sequence[Handles], heir: Grant | None = None) -> None:
+        """Make locked pages (per pool) evictable again, last in order; the room that comes free goes to `heir`, if any.
+
+        A pinned page stays with its transfer until the pin ends.
+        """
+        index = self._checked(handles, (LOCKED,), "unlock")
+        if heir is not None:
+            self._check_open(heir)
+        for pool, unlocked in zip(self.pools, index, strict=True):
+            claimed = pool.claims[unlocked] > 0
+            kept, loose = unlocked[claimed], unlocked[~claimed]
+            pool.state[kept] = TRANSFER_CACHED
+            self._count(pool, locked=-len(unlocked), transfer=len(kept))
+            self._to_cache(pool, loose)
+            if heir is not None and len(loose):
+                heir.raise_demand(pool.number, len(loose))
+                self.budget.promised[pool.number] += len(loose)
+
+    def requeue(self, pool: int, handles: Handles) -> None:
+        """Put cached pages last in the order of eviction."""
+        index = self.owners.valid(self.pools[pool], handles)
+        self.owners.check(self.pools[pool], index, (CACHED,), "requeue")
+        self.pools[pool].queue.push(index)
+
+    def evict(self, pool: int, handles: Handles) -> None:
+        """Let cached pages die now."""
+        index = self.owners.valid(self.pools[pool], handles)
+        self.owners.check(self.pools[pool], index, (CACHED,), "evict")
+        self.pools[pool].queue.remove(index)
+        self.pools[pool].retire(index)
+        self.budget.cached[pool] -= len(index)
+
+    # ---- pins
+
+    def pin(self, owner: str, handles: Sequence[Handles]) -> Pin:
+        """Pin held pages (per pool) for a reader outside the stream. Never refused, perhaps deferred to a commit."""
+        self._checked(handles, (HELD, LOCKED, TRANSFER, TRANSFER_CACHED), "pin")
+        pin = Pin(owner, tuple(of_pool.copy() for of_pool in handles))
+        self.pins.add(pin, self.pools, self.budget)
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        """End `pin`: pages that nobody else holds are freed, or return to the cache."""
+        if not pin.is_open:
+            raise InvariantError([f"the pin of {pin.owner!r} is ended twice"])
+        for pool, loose in zip(self.pools, self.pins.remove(pin, self.pools, self.budget), strict=True):
+            free = loose[pool.state[loose] == TRANSFER]
+            if len(free):
+                pool.retire(free)
+                self._count(pool, held=-len(free), transfer=-len(free))
+            cached = loose[pool.state[loose] == TRANSFER_CACHED]
+            self._count(pool, transfer=-len(cached))
+            self._to_cache(pool, cached)
+
+    # ---- how commit works
+
+    def _charge(self, orders: Sequence[Order]) -> list[int]:
+        # Charges every order to its grant and lender; undoes all of it before raising.
+        totals = [0] * len(self.pools)
+        for at, order in enumerate(orders):
+            for pool, count in enumerate(order.pages):
+                if count == 0:
+                    continue
+                if count < 0 or not order.grant.is_open or not order.grant.charge(pool, count, order.step):
+                    part = Demand(n if p < pool else 0 for p, n in enumerate(order.pages))
+                    self._undo([*orders[:at], Order(order.grant, part)])
+                    name = self.layout.pools[pool].name
+                    lender = "" if order.step is None else f" and borrow from {order.step.describe()}"
+                    raise InvariantError([f"{order.grant.describe()} cannot commit {count} pages of {name}{lender}"])
+                totals[pool] += count
+        return totals
+
+    def _undo(self, charged: Sequence[Order]) -> None:
+        for order in reversed(charged):
+            for pool, count in enumerate(order.pages):
+                if count:
+                    order.grant.pay(pool, count)
+
+    def _has_places(self, totals: list[int]) -> bool:
+        # Whether holes and free slabs take the new pages as they are.
+        opened = 0
+        for pool, total in zip(self.pools, totals, strict=True):
+            if total:
+                short = pool.slabs_short(total)
+                if short and pool.slabs + short > self.budget.caps[pool.number]:
+                    return False
+                opened += short
+        return opened <= len(self.stock.free)
+
+    def _make_room(self, orders: Sequence[Order], totals: list[int]) -> tuple[tuple[Move, ...], tuple[Handles, ...]]:
+        self.pins.enforce_fitting(self.pools, self.budget)
+        plan = reclaim_for(self.pools, self.budget, totals, self._page_bytes)
+        if isinstance(plan, Refusal):
+            self._undo(orders)
+            raise InvariantError([f"L3: granted pages {tuple(totals)} cannot be committed: {plan.message}"])
+        room = make_room(self.pools, self.budget, self.pins, totals, plan)
+        return tuple(room.moves), tuple(np.concatenate(died) if died else NO_HANDLES for died in room.evicted)
+
+    def _hand_out(self, orders: Sequence[Order], pool: Pool, total: int) -> list[Handles]:
+        # Takes `total` places and deals them out, in the order of the orders.
+        number = pool.number
+        self.budget.held[number] += total
+        self.budget.promised[number] -= total
+        index = pool.index_at[pool.take(total)]
+        handles = pool.handle_of[index]
+        pool.state[index] = HELD
+        if len(orders) == 1:
+            pool.owner[index] = orders[0].grant.id
+            self.owners.record(orders[0].grant, number, handles)
+            return [handles]
+        pool.owner[index] = np.repeat([order.grant.id for order in orders], [order.pages[number] for order in orders])
+        dealt: list[Handles] = []
+        at = 0
+        for order in orders:
+            count = order.pages[number]
+            if count:
+                part = handles[at : at + count]
+                self.owners.record(order.grant, number, part)
+                dealt.append(part)
+                at += count
+            else:
+                dealt.append(NO_HANDLES)
+        return dealt
+
+    # ---- how pages leave
+
+    def _part(self, grant: Grant, pool: int, handles: Handles, state: int) -> None:
+        self._check_open(grant)
+        of_pool = self.pools[pool]
+        index = self.owners.valid(self.pools[pool], handles)
+        self.owners.check_distinct(of_pool, index, "let go")
+        mine = (of_pool.owner[index] == grant.id) & (of_pool.state[index] == HELD)
+        if not mine.all():
+            at = int(index[int(np.argmin(mine))])
+            raise InvariantError([f"{grant.owner!r} lets go of {self.owners.describe(of_pool, at)}"])
+        self._let_go(grant, of_pool, index, state)
+        self.owners.trim(grant, of_pool)
+
+    def _let_go(self, grant: Grant, pool: Pool, index: Pages, state: int) -> None:
+        # The one way in which pages leave a grant: freed or cached, claimed ones to their transfer.
+        number = pool.number
+        if self.pins.open:
+            claimed = pool.claims[index] > 0
+            kept, index = index[claimed], index[~claimed]
+            if len(kept):
+                pool.state[kept] = TRANSFER_CACHED if state == CACHED else TRANSFER
+                grant.hand_over(number, len(kept))
+                self.budget.transfer[number] += len(kept)
+        if len(index) == 0:
+            return
+        grant.pay(number, len(index))
+        self.budget.promised[number] += len(index)
+        if state == CACHED:
+            self._to_cache(pool, index)
+            return
+        self.budget.held[number] -= len(index)
+        if len(index) == 1:
+            pool.retire_one(int(index[0]))
+        else:
+            pool.retire(index)
+
+    def _to_cache(self, pool: Pool, index: Pages) -> None:
+        pool.state[index] = CACHED
+        pool.queue.push(index)
+        self.budget.held[pool.number] -= len(index)
+        self.budget.cached[pool.number] += len(index)
+
+    # ---- small things
+
+    def _checked(self, handles: Sequence[Handles], states: tuple[int, ...], verb: str) -> list[Pages]:
+        index = [self.owners.valid(pool, of_pool) for pool, of_pool in zip(self.pools, handles, strict=True)]
+        for pool, of_pool in zip(self.pools, index, strict=True):
+            self.owners.check(pool, of_pool, states, verb)
+        return index
+
+    def _count(self, pool: Pool, *, held: int = 0, locked: int = 0, transfer: int = 0) -> None:
+        self.budget.held[pool.number] += held
+        self.budget.locked[pool.number] += locked
+        self.budget.transfer[pool.number] += transfer
+
+    def _promise(self, demand: Demand) -> None:
+        for pool, count in enumerate(demand):
+            self.budget.promised[pool] += count
+
+    def _refusal(self, extra: Demand) -> Refusal:
+        refusal = self.budget.shortfall(extra)
+        assert refusal is not None, f"{extra} does not fit, and yet nothing is short"
+        return refusal
+
+    def _check_open(self, grant: Grant) -> None:
+        if not grant.is_open:
+            raise InvariantError([f"{grant.describe()} was released before"])

@@ -1,0 +1,198 @@
+"""The words in which the budget is spoken: grants and their ledger, refusals, orders, commits and pins.
+
+A grant is a promise of pages that cannot fail. Its ledger, per pool:
+
+    demand      pages it may hold on its own account
+    held        pages it holds now, and those that it lent
+    borrowed    part of `held` that a lender (a step grant, the floor) pays for
+    lent        part of `held` that borrowers hold
+    room        demand - (held - borrowed): what is promised and not yet taken, never negative
+
+Whoever borrows has no room of its own: `borrowed == max(0, held - demand)` at all times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halocline.memory.demand import Demand
+from halocline.step import Move
+
+Handles = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the budget says no, with the numbers: never an exception, because the caller goes on with other work."""
+
+    reason: Literal["memory", "cap"]
+    """`cap`: a pool would exceed its cap (static split); `memory`: all pools together exceed the arena."""
+    extra: Demand
+    """The pages asked for beyond what is held and promised."""
+    slabs_missing: int
+    """Slabs that the pool (`cap`) or the arena (`memory`) is short of."""
+    message: str
+
+
+class Loan:
+    """Pages of one pool that a borrower holds on a lender's account."""
+
+    __slots__ = ("count", "lender", "pool")
+
+    def __init__(self, lender: Grant, pool: int, count: int) -> None:
+        self.lender = lender
+        self.pool = pool
+        self.count = count
+
+
+class Grant:
+    """A promise of pages to one owner. Everybody may read it; only the arena writes it."""
+
+    __slots__ = ("asked", "borrowed", "chunks", "id", "is_open", "lent", "loans", "owner", "recorded", "room", "taken")
+
+    def __init__(self, grant_id: int, owner: str, demand: Demand) -> None:
+        pools = len(demand)
+        self.id = grant_id
+        self.owner = owner
+        self.asked = list(demand)
+        self.taken = [0] * pools
+        self.room = list(demand)
+        self.borrowed = [0] * pools
+        self.lent = [0] * pools
+        self.loans: list[Loan] = []
+        self.chunks: list[list[Handles]] = [[] for _ in range(pools)]
+        """Handles as they were handed out, per pool, some of them stale: how `release` finds what is still held."""
+        self.recorded = [0] * pools
+        """How many handles `chunks` has, per pool."""
+        self.is_open = True
+
+    @property
+    def demand(self) -> Demand:
+        """Pages per pool that the grant may hold on its own account."""
+        return Demand(self.asked)
+
+    @property
+    def held(self) -> Demand:
+        """Pages per pool that the grant holds now, borrowed ones and those it lent included."""
+        return Demand(self.taken)
+
+    def pages(self, pool: int) -> int:
+        """Return how many pages of `pool` carry this grant's name."""
+        return self.taken[pool] - self.lent[pool]
+
+    def charge(self, pool: int, count: int, lender: Grant | None) -> bool:
+        """Charge `count` new pages, what exceeds the room to `lender`; False if both are short: nothing changed."""
+        borrow = count - self.room[pool]
+        if borrow <= 0:
+            self.room[pool] -= count
+            self.taken[pool] += count
+            return True
+        if lender is None or lender is self or lender.loans or lender.room[pool] < borrow or not lender.is_open:
+            return False
+        lender.room[pool] -= borrow
+        lender.taken[pool] += borrow
+        lender.lent[pool] += borrow
+        self.loans.append(Loan(lender, pool, borrow))
+        self.borrowed[pool] += borrow
+        self.room[pool] = 0
+        self.taken[pool] += count
+        return True
+
+    def pay(self, pool: int, count: int) -> None:
+        """Take `count` pages off the books: borrowed ones are paid back first, then the promise grows back."""
+        self.taken[pool] -= count
+        repaid = min(count, self.borrowed[pool])
+        if repaid:
+            self.repay(pool, repaid)
+        self.room[pool] += count - repaid
+
+    def repay(self, pool: int, count: int) -> None:
+        """Give `count` borrowed pages of room back, to the most recent lender first."""
+        for lender, pages in self._settle(pool, count):
+            lender.room[pool] += pages
+
+    def hand_over(self, pool: int, count: int) -> None:
+        """Take `count` pages off the books whose bytes a transfer keeps: the demand falls, so no promise grows.
+
+        Where all that is left is borrowed, the lender's demand falls instead: the bytes are gone either way.
+        """
+        self.taken[pool] -= count
+        own = min(count, self.asked[pool])
+        self.asked[pool] -= own
+        for lender, pages in self._settle(pool, count - own):
+            lender.asked[pool] -= pages
+
+    def raise_demand(self, pool: int, count: int) -> None:
+        """Raise the demand by `count` pages; borrowed pages become the grant's own first."""
+        self.asked[pool] += count
+        repaid = min(count, self.borrowed[pool])
+        if repaid:
+            self.repay(pool, repaid)
+        self.room[pool] += count - repaid
+
+    def _settle(self, pool: int, count: int) -> list[tuple[Grant, int]]:
+        # Ends loans of `count` pages, most recent first; the lender's side of the book is the caller's.
+        settled: list[tuple[Grant, int]] = []
+        for at in range(len(self.loans) - 1, -1, -1):
+            if count == 0:
+                break
+            loan = self.loans[at]
+            if loan.pool != pool:
+                continue
+            pages = min(count, loan.count)
+            loan.count -= pages
+            count -= pages
+            self.borrowed[pool] -= pages
+            loan.lender.lent[pool] -= pages
+            loan.lender.taken[pool] -= pages
+            settled.append((loan.lender, pages))
+            if loan.count == 0:
+                del self.loans[at]
+        assert count == 0, f"{self.owner!r} has {count} more borrowed pages of pool {pool} than loans"
+        return settled
+
+    def describe(self) -> str:
+        """Say in words whose grant this is and how much of it is used."""
+        return f"grant of {self.owner!r} (demand {tuple(self.asked)}, held {tuple(self.taken)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Commit `pages` new pages to `grant`; what exceeds its room is borrowed from `step`: a step grant or the floor."""
+
+    grant: Grant
+    pages: Demand
+    step: Grant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What came of a step's orders."""
+
+    handles: tuple[tuple[Handles, ...], ...]
+    """New handles, per order and per pool."""
+    moves: tuple[Move, ...]
+    """All moves of the step: one parallel pass before anything else is written."""
+    evicted: tuple[Handles, ...]
+    """Handles of cached pages that died, per pool: whoever cached them must forget them."""
+
+
+@dataclass(slots=True)
+class Pin:
+    """Pages that must stay where they are, for a reader outside the stream. Written by the arena only."""
+
+    owner: str
+    handles: tuple[Handles, ...]
+    """Per pool."""
+    deferred: tuple[int, ...] = ()
+    """Pools whose pages must be gathered first: the next commit does so, and its moves come before the readers."""
+    is_open: bool = True
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether the pages stand where they will stay, so that their places may be told to a reader."""
+        return self.is_open and not self.deferred

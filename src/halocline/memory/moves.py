@@ -1,0 +1,179 @@
+"""How a commit that lacks places gets them: evict what counts demand, gather what pins demand, vacate slabs.
+
+All of it is one parallel pass, because within a step every place has one part only:
+
+    sources   pages that move; their places stay closed to other moves until the pass is planned
+    targets   holes of the same pool, or places of pages evicted in this step
+    new       places given out afterwards: holes, free slabs, and places that were sources, because the moves read
+              before the forward writes
+
+Why it always works: after eviction every pool fits into max(pinned, ceil(pages / k)) slabs, new pages included, and
+these sum to the slabs of the arena or less. A pool above its number has holes enough to empty its emptiest unpinned
+slab into the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from halocline.memory.budget import Budget
+from halocline.memory.grant import Refusal
+from halocline.memory.pins import PinBoard
+from halocline.memory.pool import CACHED, FREE, Pages, Pool
+from halocline.memory.reclaim import Plan, Pressure, reclaim_plan
+from halocline.step import Move
+from halocline.units import ceil_div
+
+NO_PAGES: Pages = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class Room:
+    """What was done to make room."""
+
+    moves: list[Move] = field(default_factory=list)
+    evicted: list[list[Pages]] = field(default_factory=list)
+    """Handles per pool."""
+
+
+@dataclass(slots=True)
+class _Shift:
+    """One pool's part in the pass."""
+
+    keepers: list[int] = field(default_factory=list)
+    """Slabs that pages are gathered into: not to be vacated."""
+    sources: Pages = field(default_factory=lambda: NO_PAGES)
+    """Places left behind in slabs that stay; still marked live so that no other move goes there."""
+
+
+def reclaim_for(pools: list[Pool], budget: Budget, extra: list[int], page_bytes: tuple[int, ...]) -> Plan | Refusal:
+    """Ask `reclaim_plan` what must go so that `extra` new pages per pool find places."""
+    pressure = Pressure(
+        slabs=budget.slabs,
+        pages_per_slab=tuple(budget.pages_per_slab),
+        page_bytes=page_bytes,
+        caps=tuple(budget.caps),
+        pinned_slabs=tuple(budget.pinned_slabs),
+        fixed=tuple(map(int.__add__, budget.held, extra)),
+        cached=tuple(budget.cached),
+    )
+    assert len(pools) == len(extra), f"{len(extra)} numbers for {len(pools)} pools"
+    return reclaim_plan(pressure)
+
+
+def make_room(pools: list[Pool], budget: Budget, pins: PinBoard, extra: list[int], plan: Plan) -> Room:
+    """Carry out `plan`, gather for deferred pins, and vacate slabs until `extra` pages per pool find free places."""
+    room = Room(evicted=[[] for _ in pools])
+    for pool, count in zip(pools, plan.evict, strict=True):
+        if count:
+            evict(pool, budget, pool.queue.pop(count), room)
+    shifts = [_gather(pool, budget, pins, room) if pins.waits_in(pool.number) else _Shift() for pool in pools]
+    for pool, slabs in zip(pools, _slabs_to_vacate(pools, shifts, extra), strict=True):
+        if slabs:
+            _vacate(pool, budget, slabs, shifts[pool.number], room)
+    for pool, shift in zip(pools, shifts, strict=True):
+        if len(shift.sources):
+            pool.drop(shift.sources)
+    return room
+
+
+def evict(pool: Pool, budget: Budget, index: Pages, room: Room) -> None:
+    """Let the cached pages of `index`, already out of the queue, die."""
+    room.evicted[pool.number].append(pool.handle_of[index])
+    pool.retire(index)
+    budget.cached[pool.number] -= len(index)
+
+
+def _gather(pool: Pool, budget: Budget, pins: PinBoard, room: Room) -> _Shift:
+    # Packs the held pages into max(pinned, ceil(held / k)) slabs; then every deferred pin of the pool comes into force.
+    keepers, held_elsewhere = _keepers(pool, budget)
+    places = pool.pages_of(keepers)
+    missing = len(held_elsewhere) - int(np.count_nonzero(pool.live[places] == 0))
+    if missing > 0:
+        cached = pool.index_at[places]
+        cached = pool.queue.in_order(cached[pool.state[cached] == CACHED])[:missing]
+        pool.queue.remove(cached)
+        evict(pool, budget, cached, room)
+    targets = places[pool.live[places] == 0][: len(held_elsewhere)]
+    pool.occupy(targets)
+    _shift(pool, held_elsewhere, targets, room)
+    pins.enforce_all(pool, budget)
+    return _Shift(keepers, _close_left(pool, held_elsewhere))
+
+
+def _close_left(pool: Pool, sources: Pages) -> Pages:
+    # Gives up the slabs in which nothing is left but `sources`; returns the sources in other slabs.
+    slabs, counts = np.unique(sources // pool.per_slab, return_counts=True)
+    left = [slab for slab, count in zip(slabs.tolist(), counts.tolist(), strict=True) if pool.fill[slab] == count]
+    gone = np.isin(sources // pool.per_slab, left)
+    pool.drop(sources[gone])
+    return sources[~gone]
+
+
+def _keepers(pool: Pool, budget: Budget) -> tuple[list[int], Pages]:
+    # The slabs to gather into: pinned ones, then those with the most held pages; and the held pages outside them.
+    slabs = pool.owned_slabs()
+    pages = pool.pages_of(slabs)
+    state = pool.state[pool.index_at[pages]].reshape(-1, pool.per_slab)
+    held = ((state != FREE) & (state != CACHED)).sum(axis=1).tolist()
+    wanted = max(len(pool.pinned_in_slab), ceil_div(budget.held[pool.number], pool.per_slab))
+    order = sorted(range(len(slabs)), key=lambda at: (slabs[at] not in pool.pinned_in_slab, -held[at], slabs[at]))
+    others = pool.pages_of([slabs[at] for at in order[wanted:]])
+    state_elsewhere = pool.state[pool.index_at[others]]
+    return [slabs[at] for at in order[:wanted]], others[(state_elsewhere != FREE) & (state_elsewhere != CACHED)]
+
+
+def _slabs_to_vacate(pools: list[Pool], shifts: list[_Shift], extra: list[int]) -> list[list[int]]:
+    # The cheapest unpinned slabs over all pools, as many as the new pages lack.
+    chosen: list[list[int]] = [[] for _ in pools]
+    holes = [pool.holes + len(shift.sources) for pool, shift in zip(pools, shifts, strict=True)]
+    missing = sum(ceil_div(max(0, extra[p] - holes[p]), pool.per_slab) for p, pool in enumerate(pools))
+    missing -= len(pools[0].stock.free)
+    offers = {pool.number: iter(pool.emptiest(shifts[pool.number].keepers)) for pool in pools}
+    heads = {p: next(offer, None) for p, offer in offers.items()}
+    for _ in range(missing):
+        costs = [
+            (pools[p].fill[slab] * pools[p].stride_bytes, p, slab)
+            for p, slab in heads.items()
+            if slab is not None and (len(chosen[p]) + 1) * pools[p].per_slab <= holes[p] - extra[p]
+        ]
+        assert costs, (
+            f"{missing} slabs to vacate, found {chosen}; pinned {[len(pool.pinned_in_slab) for pool in pools]}"
+        )
+        _, p, slab = min(costs)
+        chosen[p].append(slab)
+        heads[p] = next(offers[p], None)
+    return chosen
+
+
+def _vacate(pool: Pool, budget: Budget, slabs: list[int], shift: _Shift, room: Room) -> None:
+    # Moves all pages of `slabs` into the holes of the pool's other slabs, and gives the slabs back.
+    pool.hide(slabs)
+    places = pool.pages_of(slabs)
+    index = pool.index_at[places]
+    moving = index[pool.state[index] != FREE]
+    hidden = sum(pool.per_slab - pool.fill[slab] for slab in slabs)
+    excess = len(moving) - (pool.holes - hidden)
+    if excess > 0:  # only beside a gather, whose sources are holes that no other move may fill
+        cached = pool.queue.in_order(moving[pool.state[moving] == CACHED])[:excess]
+        moving = np.setdiff1d(moving, cached)
+        pool.queue.remove(cached)
+        _evict_hidden(pool, budget, cached, room)
+    if len(moving):
+        _shift(pool, pool.place[moving].astype(np.int64), pool.take(len(moving)), room)
+    shift.sources = shift.sources[~np.isin(shift.sources // pool.per_slab, slabs)]
+    pool.abandon(slabs)
+
+
+def _evict_hidden(pool: Pool, budget: Budget, index: Pages, room: Room) -> None:
+    # Like `evict`, for pages in hidden slabs: `abandon` frees their places.
+    room.evicted[pool.number].append(pool.handle_of[index])
+    pool.expire(index)
+    budget.cached[pool.number] -= len(index)
+
+
+def _shift(pool: Pool, sources: Pages, targets: Pages, room: Room) -> None:
+    pool.swap(sources, targets)
+    room.moves.extend(map(Move, [pool.number] * len(sources), sources.tolist(), targets.tolist()))

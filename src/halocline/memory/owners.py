@@ -1,0 +1,116 @@
+"""Who holds what: the open grants, the names behind stale handles, and the checks on handles that come from outside."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from halocline.errors import InvariantError
+from halocline.memory.demand import Demand
+from halocline.memory.grant import Grant, Handles
+from halocline.memory.pool import CACHED, FREE, GENERATION, HELD, INDEX_MASK, LOCKED, Pages, Pool
+
+SPARE_RECORDS = 64
+SPARE_NAMES = 1024
+
+
+class Owners:
+    """The registry of grants. The name of an ended grant is kept while a page remembers it as its last holder."""
+
+    __slots__ = ("_next_id", "_pools", "_prune_at", "grants", "names")
+
+    def __init__(self, pools: list[Pool], names: list[str]) -> None:
+        self._pools = list(zip(pools, names, strict=True))
+        self._next_id = 1
+        self._prune_at = SPARE_NAMES
+        self.grants: dict[int, Grant] = {}
+        self.names: dict[int, str] = {}
+
+    def open(self, owner: str, demand: Demand) -> Grant:
+        """Register a new grant."""
+        grant = Grant(self._next_id, owner, demand)
+        self._next_id += 1
+        self.grants[grant.id] = grant
+        self.names[grant.id] = owner
+        return grant
+
+    def close(self, grant: Grant) -> None:
+        """Forget a grant that holds nothing any more; its name stays for messages."""
+        del self.grants[grant.id]
+        grant.is_open = False
+        grant.chunks.clear()
+        if len(self.names) > self._prune_at:
+            self._prune()
+
+    def indices_of(self, grant: Grant, pool: Pool) -> Pages:
+        """Return the indices of the pages of `pool` that `grant` holds."""
+        chunks = grant.chunks[pool.number]
+        handles = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+        index = handles & INDEX_MASK
+        alive = (pool.handle_of[index] == handles) & (pool.owner[index] == grant.id) & (pool.state[index] == HELD)
+        return index if alive.all() else index[alive]
+
+    def record(self, grant: Grant, pool: int, handles: Handles) -> None:
+        """Note that `handles` were handed out to `grant`."""
+        grant.chunks[pool].append(handles)
+        grant.recorded[pool] += len(handles)
+
+    def trim(self, grant: Grant, pool: Pool) -> None:
+        """Drop stale records of `grant` once they outnumber what it holds, so that a long life costs no memory."""
+        number = pool.number
+        if grant.recorded[number] > 2 * grant.pages(number) + SPARE_RECORDS:
+            alive = self.indices_of(grant, pool)
+            grant.chunks[number] = [pool.handle_of[alive]]
+            grant.recorded[number] = len(alive)
+
+    def valid(self, pool: Pool, handles: Handles) -> Pages:
+        """Return the indices of `handles`; raises InvariantError, naming the page's owner, if one is stale."""
+        index = handles & INDEX_MASK
+        try:
+            good = pool.handle_of[index] == handles
+        except IndexError:
+            bad = int(index.max())
+            name = self._pools[pool.number][1]
+            raise InvariantError([f"{name} has no handle {bad}: it ends at {len(pool.place) - 1}"]) from None
+        if not good.all():
+            at = int(np.argmin(good))
+            raise InvariantError([self._stale(pool, int(handles[at]), int(index[at]))])
+        return index
+
+    def check(self, pool: Pool, index: Pages, states: tuple[int, ...], verb: str) -> None:
+        """Raise InvariantError unless all `index` are distinct and in one of `states`."""
+        if len(index) == 0:
+            return
+        self.check_distinct(pool, index, verb)
+        good = np.isin(pool.state[index], states)
+        if not good.all():
+            raise InvariantError([f"cannot {verb} {self.describe(pool, int(index[int(np.argmin(good))]))}"])
+
+    def check_distinct(self, pool: Pool, index: Pages, verb: str) -> None:
+        """Raise InvariantError if an index is named twice in one call."""
+        order = np.arange(len(index), dtype=np.int32)
+        pool.scratch[index] = order
+        once = pool.scratch[index] == order
+        if not once.all():
+            at = int(index[int(np.argmin(once))])
+            raise InvariantError([f"cannot {verb} twice in one call: {self.describe(pool, at)}"])
+
+    def describe(self, pool: Pool, index: int) -> str:
+        """Say in words what page of which owner stands behind `index`."""
+        name = self._pools[pool.number][1]
+        page = f"page {pool.place[index]} (handle {index}, generation {pool.handle_of[index] // GENERATION}) of {name}"
+        last = self.names.get(int(pool.owner[index]), "nobody")
+        state = int(pool.state[index])
+        if state == FREE:
+            return f"{page}, which is free and was last held by {last!r}"
+        if state == HELD:
+            return f"{page}, which is held by {last!r}"
+        keeper = "cached by the tree" if state == CACHED else "locked in the tree" if state == LOCKED else "in transfer"
+        return f"{page}, which is {keeper} and came from {last!r}"
+
+    def _stale(self, pool: Pool, handle: int, index: int) -> str:
+        return f"stale handle {index} of generation {handle // GENERATION}: it means {self.describe(pool, index)}"
+
+    def _prune(self) -> None:
+        remembered = {int(owner) for pool, _ in self._pools for owner in np.unique(pool.owner)}
+        self.names = {i: name for i, name in self.names.items() if i in self.grants or i in remembered}
+        self._prune_at = 2 * len(self.names) + SPARE_NAMES
