@@ -1,0 +1,194 @@
+"""Who may come in at all, and with how large a grant.
+
+At arrival a request is checked against the model and an *empty* arena: what passes can always be served in the end.
+When its turn comes it is priced for the arena as it is. Nothing that a client wrote is believed before it is checked.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass
+
+from halocline.memory.arena import Arena
+from halocline.memory.demand import Demand, resident, slabs_needed
+from halocline.schedule.events import Arrive, Rejected
+from halocline.schedule.request import Request
+from halocline.schedule.rules import Rules
+
+OBSERVED_REQUESTS = 1024
+"""How many finished requests of a class are remembered."""
+FEWEST_OBSERVED = 32
+"""Below this many, an estimate would be noise."""
+UNOBSERVED_TOKENS = 1024
+"""The most that is granted for an output of a class that has too few observations."""
+
+
+class OutputLengths:
+    """How long outputs turned out, per class of requests (max_tokens rounded up to a power of two).
+
+    Estimates follow what was observed and nothing else: with a timer in them they would make retractions periodic.
+    """
+
+    def __init__(self, quantile: float) -> None:
+        self._quantile = quantile
+        self._recent: dict[int, deque[int]] = {}
+        self._sorted: dict[int, list[int]] = {}
+
+    @staticmethod
+    def class_of(max_tokens: int) -> int:
+        """Return `max_tokens` rounded up to a power of two."""
+        return 1 << (max_tokens - 1).bit_length()
+
+    def record(self, max_tokens: int, output_tokens: int) -> None:
+        """Remember one finished request, and forget the oldest beyond the last 1,024 of its class."""
+        kind = self.class_of(max_tokens)
+        recent = self._recent.setdefault(kind, deque())
+        ordered = self._sorted.setdefault(kind, [])
+        if len(recent) == OBSERVED_REQUESTS:
+            del ordered[bisect_left(ordered, recent.popleft())]
+        recent.append(output_tokens)
+        insort(ordered, output_tokens)
+
+    def estimate(self, max_tokens: int) -> int:
+        """Return the output tokens to grant at admission, from 1 to `max_tokens`.
+
+        The quantile q of n observations is the smallest one that at least q * n of them do not exceed.
+        """
+        ordered = self._sorted.get(self.class_of(max_tokens), [])
+        if len(ordered) < FEWEST_OBSERVED:
+            return min(max_tokens, UNOBSERVED_TOKENS)
+        covered = -int(-self._quantile * len(ordered) // 1)  # rounded up: 0.9 of 32 is reached by the 29th
+        return min(max_tokens, max(1, ordered[covered - 1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which terms a request was taken."""
+
+    max_tokens: int
+    clipped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """How a request would enter now: where computing starts, and the grant it asks for."""
+
+    start: int
+    demand: Demand
+
+
+class Gate:
+    """Checks arrivals and prices candidates, always with the arena's own predicate."""
+
+    def __init__(self, arena: Arena, rules: Rules, floor: Demand) -> None:
+        self._arena = arena
+        self._rules = rules
+        self._floor = floor
+        quantile = 1.0 if rules.admission[0] == "guaranteed" else rules.admission[1]
+        self.lengths = OutputLengths(quantile)
+
+    def check(self, event: Arrive) -> Terms | Rejected:
+        """Say on which terms the request is taken, or why it never can be."""
+        fault = self._fault(event)
+        if fault is not None:
+            return fault
+        prompt_tokens, asked = len(event.prompt), event.params.max_tokens
+        largest = self.largest_output(prompt_tokens)
+        if largest < 1:
+            return self._too_large(event, 1, largest)
+        if asked is None:
+            limit = largest
+            if self._rules.is_guaranteed:
+                limit = min(largest, max(self._rules.default_max_tokens, event.params.min_tokens))
+            if event.params.min_tokens > limit and not self._rules.clip_max_tokens:
+                return self._too_large(event, event.params.min_tokens, largest)
+            return Terms(limit, clipped=False)
+        if asked <= largest:
+            return Terms(asked, clipped=False)
+        return Terms(largest, clipped=True) if self._rules.clip_max_tokens else self._too_large(event, asked, largest)
+
+    def largest_output(self, prompt_tokens: int) -> int:
+        """Return the most output tokens with which such a prompt fits the model and an empty arena; below 1: none."""
+        most = self._rules.max_model_len - prompt_tokens
+        if most < 1 or self._fits_empty(prompt_tokens, most):
+            return most
+        low, high = 0, most  # low fits (or is nothing at all), high does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._fits_empty(prompt_tokens, middle) else (low, middle)
+        return low
+
+    def shortest_refusal(self) -> str | None:
+        """Return why even one prompt token with one output token does not fit this empty arena, None when it does."""
+        if self._fits_empty(1, 1):
+            return None
+        return self._arithmetic(resident(self._arena.layout, 1, 1))
+
+    def candidate(self, request: Request) -> Candidate:
+        """Price `request` for admission now.
+
+        This is the one place where a cached boundary will enter: computing would start there, and the demand would be
+        less by the locked pages. Without a cache every request starts at position 0.
+        """
+        start = 0
+        prompt_tokens = len(request.history)
+        left = request.end - prompt_tokens
+        whole = self._rules.is_guaranteed or request.params.ignore_eos or request.retractions > 0
+        expected = left if whole else min(left, self.lengths.estimate(request.max_tokens))
+        return Candidate(start, resident(self._arena.layout, prompt_tokens, expected, start))
+
+    def _fits_empty(self, prompt_tokens: int, max_tokens: int) -> bool:
+        return self._arena.fits_empty(resident(self._arena.layout, prompt_tokens, max_tokens).plus(self._floor))
+
+    def _fault(self, event: Arrive) -> Rejected | None:
+        """Find what is wrong with the fields themselves."""
+        prompt, name = event.prompt, event.request_id
+        if not prompt:
+            return Rejected(name, "the prompt is empty; send at least one token", "prompt")
+        if set(map(type, prompt)) != {int}:
+            return Rejected(name, "the prompt must be a list of whole numbers (token ids)", "prompt")
+        for token in (min(prompt), max(prompt)):
+            if not 0 <= token < self._rules.vocab_size:
+                known = f"the model's are 0 to {self._rules.vocab_size - 1}"
+                return Rejected(name, f"the prompt holds token id {token}; {known}", "prompt")
+        if type(event.priority) is not int:
+            return Rejected(name, f"priority is {event.priority!r}; it must be a whole number", "priority")
+        return None
+
+    def _too_large(self, event: Arrive, asked: int, largest: int) -> Rejected:
+        """Write the refusal with its arithmetic and the largest output that would do."""
+        prompt_tokens, limit = len(event.prompt), self._rules.max_model_len
+        total = prompt_tokens + asked
+        if total > limit:
+            why = f"that is {total} tokens, and max_model_len is {limit}"
+        else:
+            why = self._arithmetic(resident(self._arena.layout, prompt_tokens, asked))
+        if largest < 1:
+            message = (
+                f"a prompt of {prompt_tokens} tokens with {asked} to generate is too long: {why}; shorten the prompt"
+            )
+            return Rejected(event.request_id, message, "prompt", "context_length_exceeded")
+        field = "max_tokens" if event.params.max_tokens is not None else "min_tokens"
+        message = f"{prompt_tokens} prompt tokens + {asked} to generate is too much: {why}; at most {largest} would do"
+        return Rejected(event.request_id, message, field, "context_length_exceeded")
+
+    def _arithmetic(self, demand: Demand) -> str:
+        """Say in numbers why `demand` does not fit beside the floor in an empty arena."""
+        layout = self._arena.layout
+        parts = ", ".join(
+            f"{pages} + {spare} pages of {pool.name}"
+            for pages, spare, pool in zip(demand, self._floor, layout.pools, strict=True)
+        )
+        slabs = slabs_needed(layout, demand.plus(self._floor))
+        why = f"that needs {parts} (its own + the floor), {slabs} slabs where the arena has {layout.slabs}"
+        return why + self._caps_note(demand)
+
+    def _caps_note(self, demand: Demand) -> str:
+        """Name the pools whose static share is too small, where the arena is split."""
+        layout = self._arena.layout
+        notes = []
+        for pages, spare, pool, cap in zip(demand, self._floor, layout.pools, self._arena.budget.caps, strict=True):
+            if cap < layout.slabs and pages + spare > cap * pool.pages_per_slab:
+                notes.append(f"the static share of {pool.name} is {cap * pool.pages_per_slab} pages")
+        return f"; {', '.join(notes)}" if notes else ""

@@ -1,0 +1,111 @@
+"""Recounts requests, lines and pages from scratch, against the arena's own books. Trusts no counter that it checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halocline.memory.arena import Arena
+from halocline.memory.audit import Violation
+from halocline.memory.demand import Demand
+from halocline.memory.grant import Handles
+from halocline.memory.layout import PoolLayout
+from halocline.memory.retention import State as StateRetention
+from halocline.schedule.holding import Holding
+from halocline.schedule.request import Request, State
+from halocline.schedule.roster import Roster
+from halocline.schedule.rules import Rules
+from halocline.units import ceil_div
+
+RUNNING = (State.PREFILLING, State.DECODING)
+
+
+def audit(arena: Arena, roster: Roster, rules: Rules, busy: frozenset[str]) -> list[Violation]:
+    """Return every broken law of scheduler and arena. `busy` are the requests of the outstanding plan."""
+    found = [*_lines(roster), *_slots(roster, rules)]
+    for request in roster.live.values():
+        found += _request(request)
+        if request.holding is not None:
+            found += _pages(arena, request, request.holding, request.id in busy)
+    return found + list(_shared_pages(arena, roster)) + arena.audit()
+
+
+def _lines(roster: Roster) -> Iterator[Violation]:
+    """Every live request stands in the line of its state, once, and lines are in order of seniority."""
+    standing = 0
+    for line in (roster.waiting, roster.prefilling, roster.decoding):
+        members = line.snapshot()
+        standing += len(members)
+        keys = [request.key for request in members]
+        if keys != sorted(set(keys)):
+            yield Violation("L10", f"a line is out of order: {keys}")
+        for request in members:
+            if roster.live.get(request.id) is not request:
+                yield Violation("L10", f"request {request.id} stands in a line and is not live: {request.state.value}")
+            elif roster.line_of(request.state) is not line:
+                yield Violation("L10", f"request {request.id} is {request.state.value} and stands in another line")
+    if standing != len(roster.live):
+        yield Violation("L10", f"{standing} requests stand in lines, {len(roster.live)} are live")
+
+
+def _slots(roster: Roster, rules: Rules) -> Iterator[Violation]:
+    if roster.running > rules.max_running_requests:
+        yield Violation("L3", f"{roster.running} requests run, {rules.max_running_requests} may")
+
+
+def _request(request: Request) -> Iterator[Violation]:
+    """State, memory and positions of one request agree."""
+    known, name = len(request.history), f"request {request.id} ({request.state.value})"
+    if (request.holding is not None) != (request.state in RUNNING):
+        yield Violation("L1", f"{name} {'holds' if request.holding else 'lacks'} a grant")
+    if known >= request.end:
+        yield Violation("L10", f"{name} has all its {request.end} tokens and has not ended")
+    expected = {State.DECODING: (known - 1, known - 1), State.PREFILLING: (0, request.resumed_at - 1)}
+    low, high = expected.get(request.state, (0, 0))
+    if not low <= request.computed <= high:
+        yield Violation("L9", f"{name} has computed {request.computed} of {known} tokens, not {low} to {high}")
+
+
+def _pages(arena: Arena, request: Request, holding: Holding, busy: bool) -> Iterator[Violation]:
+    """Handles, grant and windows agree; between steps a request holds its windows and nothing more."""
+    grant = holding.grant
+    if grant.owner != request.id or not grant.is_open:
+        yield Violation("L1", f"request {request.id} holds the grant of {grant.owner} (open: {grant.is_open})")
+        return
+    for number, pool in enumerate(arena.layout.pools):
+        count, name = len(holding.handles[number]), f"request {request.id} in {pool.name}"
+        if count != grant.pages(number):
+            sign = "missing" if count < grant.pages(number) else "counted twice"
+            yield Violation("L1", f"{name}: {abs(count - grant.pages(number))} pages {sign}: {count} handles")
+        first = holding.first_page[number]
+        want_first, want_end = _window(pool, request.computed)
+        if first > want_first or first + count < want_end:
+            yield Violation(
+                "L7", f"{name} lacks pages: holds {first} to {first + count}, sees {want_first} to {want_end}"
+            )
+        if not busy and count > max(0, want_end - want_first):
+            yield Violation("L9", f"{name} holds {count} pages between steps, its windows are {want_end - want_first}")
+    if not busy and not grant.demand.covers(Demand(map(len, holding.handles))):
+        yield Violation("L9", f"request {request.id} holds {holding.pages} between steps, granted {grant.demand}")
+    if not busy and any(grant.borrowed):
+        yield Violation("L9", f"request {request.id} owes {grant.borrowed} pages between steps")
+
+
+def _window(pool: PoolLayout, computed: int) -> tuple[int, int]:
+    """Return the pages [first, end) that must be held once `computed` positions are computed."""
+    if isinstance(pool.retention, StateRetention):
+        return 0, min(1, computed)
+    return pool.retention.first_needed(computed) // pool.page_tokens, ceil_div(computed, pool.page_tokens)
+
+
+def _shared_pages(arena: Arena, roster: Roster) -> Iterator[Violation]:
+    """No two requests hold one page."""
+    for number, pool in enumerate(arena.layout.pools):
+        owner: dict[int, str] = {}
+        for request in roster.live.values():
+            handles: Handles | None = request.holding.handles[number] if request.holding is not None else None
+            if handles is None or not len(handles):
+                continue
+            for page in arena.physical(number, handles).tolist():
+                other = owner.setdefault(page, request.id)
+                if other != request.id:
+                    yield Violation("L1", f"page {page} of {pool.name} is held by {other} and by {request.id}")

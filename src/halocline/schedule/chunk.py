@@ -1,0 +1,114 @@
+"""How far each prefill goes in one step: the step's tokens, and its room beyond what requests were granted.
+
+    token budget   |decodes|chunk of the most senior prefilling request|chunk of the next|  admissions ... |
+    room           |promised to grants: untouchable|floor: the most senior only|free: the step grant takes from here|
+
+A chunk is cut to the room there is. It never takes a page that was granted to a request, so no retraction can follow
+from it; what it borrowed is back when the step has been applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from halocline.memory.arena import Arena
+from halocline.memory.demand import Demand, fit_chunk, step_extra, zero
+from halocline.memory.grant import Grant, Order, Refusal
+from halocline.schedule.holding import Holding
+from halocline.schedule.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Positions [start, start + tokens) of `request`, computed in one step."""
+
+    request: Request
+    start: int
+    tokens: int
+    is_senior: bool
+    """Whether it may borrow from the floor."""
+
+    @property
+    def end(self) -> int:
+        """The first position after the chunk."""
+        return self.start + self.tokens
+
+
+class StepRoom:
+    """What one step may still compute and borrow. Made by `plan`, closed by `apply` (or when nothing came of it)."""
+
+    def __init__(self, arena: Arena, floor: Grant, tokens_left: int) -> None:
+        self._arena = arena
+        self._floor = floor
+        self._grant: Grant | None = None
+        self._floor_is_free = True
+        self._nothing = zero(len(arena.layout.pools))
+        self.tokens_left = tokens_left
+        self.chunks: list[Chunk] = []
+        assert tokens_left >= 0, f"the decodes alone are {-tokens_left} tokens more than a step may compute"
+
+    @property
+    def held_by_chunks(self) -> Demand:
+        """The step grant so far: what this step's chunks borrow from what nobody was granted."""
+        return self._grant.demand if self._grant is not None else self._nothing
+
+    def fit(self, start: int, target: int, resident: Demand, unreserved: Demand | None = None) -> int:
+        """Return the most tokens that a chunk at `start` of a prefill up to `target` may have now, 0 if none.
+
+        `resident` is what its request is granted, or will be; `unreserved` the part that is not reserved yet.
+        """
+        if self.tokens_left == 0:
+            return 0
+        beside = self._nothing if unreserved is None else unreserved
+
+        def fits(extra: Demand) -> bool:
+            return self._arena.fits(beside.plus(self._beyond_floor(extra)))
+
+        return fit_chunk(self._arena.layout, start, target, self.tokens_left, resident, fits)
+
+    def take(self, request: Request, holding: Holding, start: int, tokens: int) -> Refusal | None:
+        """Enter a chunk of `tokens` at `start`, or say what the budget refused. `holding` may not be admitted yet."""
+        extra = self._beyond_floor(step_extra(self._arena.layout, start, tokens, holding.grant.demand))
+        refusal = self._raise(extra)
+        if refusal is None:
+            self.chunks.append(Chunk(request, start, tokens, self._floor_is_free))
+            self.tokens_left -= tokens
+        self._floor_is_free = False
+        return refusal
+
+    def pass_floor_by(self) -> None:
+        """Keep the floor from everyone junior to the prefilling request that was just asked."""
+        self._floor_is_free = False
+
+    def orders(self, chunk: Chunk, wanted: Demand) -> list[Order]:
+        """Return the orders for a chunk that needs `wanted` new pages: the floor lends first, then the step grant."""
+        assert chunk.request.holding is not None, f"{chunk.request.id} left after its chunk was planned"
+        grant = chunk.request.holding.grant
+        if not chunk.is_senior:
+            return [Order(grant, wanted, self._grant)]
+        beyond = wanted.above(Demand(grant.room)).above(Demand(self._floor.room))
+        orders = [Order(grant, wanted.minus(beyond), self._floor)]
+        return orders if beyond.is_zero else [*orders, Order(grant, beyond, self._grant)]
+
+    def close(self) -> None:
+        """Give the step grant back; everything that was borrowed must be paid back by now."""
+        if self._grant is not None:
+            assert not any(self._grant.lent), f"{self._grant} still lends {self._grant.lent} pages at its step's end"
+            self._arena.release(self._grant)
+            self._grant = None
+        assert not any(self._floor.lent), f"the floor still lends {self._floor.lent} pages at the step's end"
+
+    def _beyond_floor(self, extra: Demand) -> Demand:
+        return extra.above(self._floor.demand) if self._floor_is_free else extra
+
+    def _raise(self, extra: Demand) -> Refusal | None:
+        if extra.is_zero:
+            return None
+        if self._grant is None:
+            answer = self._arena.reserve("step", extra)
+        else:
+            answer = self._arena.extend(self._grant, self._grant.demand.plus(extra))
+        if isinstance(answer, Refusal):
+            return answer
+        self._grant = answer
+        return None

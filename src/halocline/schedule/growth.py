@@ -1,0 +1,107 @@
+"""The liveness rule: who gives way when a running request outgrows its grant (design 2.5).
+
+A decode whose next token needs a page beyond its grant asks for more. Refused, it
+
+    1. retracts strict juniors, as few bytes as suffice;
+    2. when all of them together would not suffice, retracts only itself,
+    3. except the most senior request, which fits an empty arena and so is never retracted: it is *short*, and waits for
+       what no retraction can free (pages of other owners). Alone and still refused, it fails.
+
+While the most senior request is short, juniors get no new grant: memory only ever comes free for it. Seniority is
+total, so the most senior request always moves on, and with it, one after another, everyone.
+"""
+
+from __future__ import annotations
+
+from halocline.memory.arena import Arena
+from halocline.memory.demand import Demand, resident
+from halocline.memory.grant import Refusal
+from halocline.schedule.events import Reason
+from halocline.schedule.holding import Holding, Keeper
+from halocline.schedule.request import Request
+from halocline.schedule.retract import Victims
+from halocline.schedule.roster import Roster
+
+
+class Growth:
+    """Grants the next token's pages to all decodes, in order of seniority."""
+
+    def __init__(self, arena: Arena, keeper: Keeper, roster: Roster) -> None:
+        self._arena = arena
+        self._keeper = keeper
+        self._roster = roster
+        self._refused: Request | None = None
+        """Who was last refused an extension, or its return after a retraction."""
+
+    def short(self) -> Request | None:
+        """Return the most senior request if it was refused what it needs to go on, else None."""
+        refused = self._refused
+        return refused if refused is not None and refused is self._roster.most_senior() else None
+
+    def refuse(self, request: Request) -> None:
+        """Note that the budget refused `request` an extension or its return."""
+        self._refused = request
+
+    def grant(self, request: Request) -> None:
+        """Note that `request` got what it needed."""
+        if self._refused is request:
+            self._refused = None
+
+    def reserve_decodes(self, reasons: dict[str, Reason]) -> list[tuple[Request, Demand]]:
+        """Grant every decode its next page; return who needs which pages. Those that stay without are in `reasons`.
+
+        Most decodes are inside their last page and are not touched at all.
+        """
+        needy = [r for r in self._roster.decoding if r.holding is not None and r.computed >= r.holding.page_until]
+        served = []
+        for request in needy:
+            holding = request.holding
+            if holding is None:
+                continue  # retracted for a senior a moment ago
+            wanted = self._keeper.wanted(holding, request.computed, request.computed + 1)
+            if wanted.above(Demand(holding.grant.room)).is_zero or self._extend(request, holding, reasons):
+                served.append((request, wanted))
+        return served
+
+    def _extend(self, request: Request, holding: Holding, reasons: dict[str, Reason]) -> bool:
+        short = self.short()
+        if short is not None and short is not request:
+            reasons[request.id] = Reason("senior-short", f"{short.id} is more senior and was refused memory")
+            self._roster.retract(request)
+            return False
+        # One more token, and what it already has: grants of outgrown requests rise page by page.
+        next_token = len(request.history) + 1 - request.resumed_at
+        price = resident(self._arena.layout, request.resumed_at, next_token, request.computed)
+        demand = Demand(map(max, price, holding.grant.demand))
+        answer = self._arena.extend(holding.grant, demand)
+        refusal = self._make_room(request, holding, demand, answer) if isinstance(answer, Refusal) else None
+        if refusal is not None:
+            reasons[request.id] = Reason("memory", refusal.message)
+            self._give_way(request, refusal)
+            return False
+        self._roster.totals.extensions += 1
+        self.grant(request)
+        return True
+
+    def _make_room(self, request: Request, holding: Holding, demand: Demand, refusal: Refusal) -> Refusal | None:
+        """Retract juniors so that `demand` fits, and take it; return the refusal that is left, None when granted."""
+        extra = demand.minus(holding.grant.demand)
+        victims = Victims(self._arena, extra, self._roster.juniors_of(request)).choose()
+        if victims is None:
+            return refusal
+        for victim in victims:
+            self._roster.retract(victim)
+        answer = self._arena.extend(holding.grant, demand)
+        return answer if isinstance(answer, Refusal) else None
+
+    def _give_way(self, request: Request, refusal: Refusal) -> None:
+        if request is not self._roster.most_senior():
+            self._roster.retract(request)
+            return
+        self.refuse(request)
+        if self._roster.running == 1:
+            self._roster.fail(
+                request,
+                f"out of memory after {request.output_tokens} tokens: no other request runs, and yet its next page "
+                f"does not fit beside what other owners hold: {refusal.message}",
+            )

@@ -1,0 +1,80 @@
+"""Writes the step down: requests, positions and page numbers packed into a StepPlan's arrays.
+
+Decodes are the many and are packed in bulk: one list per column, one concatenation and one lookup per pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halocline.memory.arena import Arena
+from halocline.schedule.chunk import Chunk
+from halocline.schedule.holding import Holding
+from halocline.schedule.request import Request
+from halocline.step import Move, PoolTables, Segment, StepPlan
+
+
+def pack(
+    arena: Arena, step: int, moves: tuple[Move, ...], decodes: Sequence[Request], chunks: Sequence[Chunk]
+) -> StepPlan:
+    """Return the plan of a step that computes one token of each of `decodes`, then `chunks`."""
+    count = len(decodes)
+    segments = [
+        Segment(r.id, r.computed, 1, True, r.params, r.seed, r.history, r.prompt_tokens, len(r.history) < r.stops_from)
+        for r in decodes
+    ]
+    segments += map(_chunk_segment, chunks)
+    total = count + sum(chunk.tokens for chunk in chunks)
+    token_ids = np.empty(total, dtype=np.int64)
+    positions = np.empty(total, dtype=np.int64)
+    query_starts = np.arange(len(segments) + 1, dtype=np.int32)
+    token_ids[:count] = [request.history[-1] for request in decodes]
+    positions[:count] = [request.computed for request in decodes]
+    row = count
+    for index, chunk in enumerate(chunks, start=count + 1):
+        token_ids[row : row + chunk.tokens] = chunk.request.history[chunk.start : chunk.end]
+        positions[row : row + chunk.tokens] = np.arange(chunk.start, chunk.end)
+        row += chunk.tokens
+        query_starts[index] = row
+    holdings = [request.holding for request in decodes] + [chunk.request.holding for chunk in chunks]
+    tables = _tables(arena, [holding for holding in holdings if holding is not None])
+    return StepPlan(step, moves, tuple(segments), token_ids, positions, query_starts, tables)
+
+
+def _chunk_segment(chunk: Chunk) -> Segment:
+    request = chunk.request
+    samples = chunk.end == len(request.history)
+    return Segment(
+        request.id,
+        chunk.start,
+        chunk.tokens,
+        samples,
+        request.params,
+        request.seed,
+        request.history,
+        request.prompt_tokens,
+        len(request.history) < request.stops_from,
+    )
+
+
+def _tables(arena: Arena, holdings: Sequence[Holding]) -> tuple[PoolTables, ...]:
+    """Look the pages of all segments up, after the step's moves. Nothing is shared with the holdings."""
+    tables = []
+    for pool in range(len(arena.layout.pools)):
+        handles = [holding.handles[pool] for holding in holdings]
+        pages = arena.physical(pool, np.concatenate(handles))
+        tables.append(PoolTables(pages, _starts(list(map(len, handles))), _first_pages(holdings, pool)))
+    return tuple(tables)
+
+
+def _starts(counts: list[int]) -> NDArray[np.int32]:
+    starts = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def _first_pages(holdings: Sequence[Holding], pool: int) -> NDArray[np.int32]:
+    return np.array([holding.first_page[pool] for holding in holdings], dtype=np.int32)

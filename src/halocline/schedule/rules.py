@@ -1,0 +1,63 @@
+"""What the operator decided about scheduling: one frozen record, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from halocline.errors import ConfigError
+
+Admission = tuple[Literal["expected"], float] | tuple[Literal["guaranteed"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How requests are admitted and steps are filled. Raises ConfigError with every problem at once."""
+
+    step_tokens: int
+    """The most tokens that one step computes."""
+    max_running_requests: int
+    """Request slots: the most requests that hold memory at once."""
+    max_model_len: int
+    """The most tokens of prompt and output together."""
+    vocab_size: int
+    """Token ids are below this."""
+    admission: Admission = ("expected", 0.9)
+    """`("expected", quantile)` grants the prompt and that quantile of observed outputs, `("guaranteed",)` all of it."""
+    default_max_tokens: int = 1024
+    """Under `guaranteed`, the limit of a request that gives none."""
+    clip_max_tokens: bool = False
+    """Lower a max_tokens that is too large to the largest that would do, instead of refusing it."""
+    eos_token_ids: tuple[int, ...] = ()
+    """The model's end-of-sequence tokens."""
+    max_waiting_requests: int = 4096
+    """An arrival beyond this many waiting requests is refused as `overloaded`."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        problems = [
+            f"{name} is {value}; it must be at least {least}"
+            for name, value, least in (
+                ("step_tokens", self.step_tokens, 1),
+                ("max_running_requests", self.max_running_requests, 1),
+                ("max_model_len", self.max_model_len, 2),
+                ("vocab_size", self.vocab_size, 1),
+                ("default_max_tokens", self.default_max_tokens, 1),
+                ("max_waiting_requests", self.max_waiting_requests, 1),
+            )
+            if value < least
+        ]
+        if self.step_tokens < self.max_running_requests:
+            problems.append(
+                f"step_tokens is {self.step_tokens} but {self.max_running_requests} requests may decode in one step; "
+                "raise step_tokens or lower max_running_requests"
+            )
+        if self.admission[0] == "expected" and not 0.0 < self.admission[1] <= 1.0:
+            problems.append(f"the admission quantile is {self.admission[1]}; it must be above 0 and at most 1")
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def is_guaranteed(self) -> bool:
+        """Whether a request that starts always finishes without being retracted for memory."""
+        return self.admission[0] == "guaranteed"
