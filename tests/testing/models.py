@@ -18,6 +18,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from halocline.model.loading import LoadedModel, ModelSource
+
 VOCAB = 320
 """Rows of the embedding; the tokenizer uses the first `len(tiny_tokenizer())` of them."""
 EOS, BOS, PAD = 1, 2, 0
@@ -145,6 +147,24 @@ def tiny_model(family: str, *, seed: int = 0, dtype: torch.dtype | None = None, 
         _shake_constants(model)
     # to() must come last: initialising in float32 makes the same weights for every dtype.
     return model.to(dtype or FAMILIES[family].dtype).eval()
+
+
+def tiny_loaded(
+    family: str, *, seed: int = 0, dtype: torch.dtype | None = None, device: str = "cpu", **overrides: Any
+) -> LoadedModel:
+    """Return a tiny model as `halocline.model.loading.load` would."""
+    model = tiny_model(family, seed=seed, dtype=dtype, **overrides).requires_grad_(False).to(device)
+    config = model.config
+    return LoadedModel(
+        source=ModelSource(f"tiny-{family}", Path(), "folder"),
+        model=model,
+        config=config,
+        dtype=dtype or FAMILIES[family].dtype,
+        device=torch.device(device),
+        eos_token_ids=(EOS,),
+        vocab_size=config.vocab_size,
+        max_positions=config.max_position_embeddings,
+    )
 
 
 def _shake_constants(model: PreTrainedModel) -> None:

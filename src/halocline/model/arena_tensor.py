@@ -1,0 +1,57 @@
+"""The arena itself: one tensor of bytes on the model's device, allocated once, and the moves of its pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from halocline.errors import ModelError
+from halocline.memory.layout import ArenaLayout
+from halocline.step import Move
+from halocline.units import format_bytes
+
+ALIGNMENT = 64
+
+
+def allocate_arena(layout: ArenaLayout, device: torch.device) -> Tensor:
+    """Return the arena: uint8, shape (arena_bytes,), its start a multiple of 64 bytes. Nothing else holds KV.
+
+    The bytes are not cleared: every reader reads only what was written. Raises ModelError when there is no room.
+    """
+    try:
+        whole = torch.empty(layout.arena_bytes + ALIGNMENT, dtype=torch.uint8, device=device)
+    except RuntimeError as error:  # torch has no narrower type for "no memory" on the CPU
+        raise ModelError(
+            f"cannot allocate the arena of {format_bytes(layout.arena_bytes)} on {device}; lower --kv-bytes"
+        ) from error
+    start = -whole.data_ptr() % ALIGNMENT
+    return whole[start : start + layout.arena_bytes]
+
+
+class PageMover:
+    """Carries out a plan's moves."""
+
+    def __init__(self, arena: Tensor, layout: ArenaLayout) -> None:
+        # One row per page; the padding at a page's end is not moved.
+        self._pages = tuple(
+            arena.view(layout.slabs * pool.pages_per_slab, pool.stride_bytes)[:, : pool.page_bytes]
+            for pool in layout.pools
+        )
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy all pages in one pass: every source is read before any target is written."""
+        if not moves:
+            return
+        batches = []
+        for pool, pages in enumerate(self._pages):
+            mine = [move for move in moves if move.pool == pool]
+            if mine:
+                sources, targets = (
+                    torch.tensor(numbers, device=pages.device)
+                    for numbers in ([move.source for move in mine], [move.target for move in mine])
+                )
+                batches.append((pages, targets, pages[sources]))
+        for pages, targets, contents in batches:
+            pages.index_copy_(0, targets, contents)

@@ -1,0 +1,81 @@
+"""The torch backend: carries out a StepPlan on a real model.
+
+plan.moves       pages change place inside the arena
+plan.tables      become the step's attention facts, once for all layers
+plan.token_ids   one packed forward, (1, T); logits only for the rows that sample
+logits           one token per sampling segment, or a Failure that names its request
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from halocline.memory.layout import ArenaLayout
+from halocline.model.arena_tensor import PageMover, allocate_arena
+from halocline.model.attention import ArenaAttention, choose
+from halocline.model.loading import LoadedModel
+from halocline.model.sampling import Sampler
+from halocline.step import Backend, Segment, StepPlan, StepResult
+
+
+class TorchBackend(Backend):
+    """One model, one arena, one device. The caller sets torch's thread count."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        layout: ArenaLayout,
+        *,
+        kv_dtype: torch.dtype | None = None,
+        attention: str = "auto",
+    ) -> None:
+        """Allocate the arena and take over the model's attention.
+
+        `kv_dtype` is the type of K and V in the arena (default: the model's) and must have the element size that
+        `layout` was solved for. Raises ModelError when the arena cannot be allocated or the model does not let its
+        attention be replaced, ConfigError for an unknown `attention`.
+        """
+        self.layout = layout
+        self._model = loaded.model
+        self._device = loaded.device
+        self._sampler = Sampler(loaded.eos_token_ids)
+        arena = allocate_arena(layout, loaded.device)
+        self._mover = PageMover(arena, layout)
+        backend = choose(attention, loaded.device.type)
+        self._attention = ArenaAttention(arena, layout, kv_dtype or loaded.dtype, backend)
+        self._attention.attach(loaded.model)
+        self._is_closed = False
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Carry out `plan`: moves, one forward, sampling. Raises whatever the model raises; then no token is known."""
+        assert not self._is_closed, "the backend is closed"
+        self._mover.move(plan.moves)
+        self._attention.begin(plan)
+        sampling = [i for i, segment in enumerate(plan.segments) if segment.samples]
+        logits = self._forward(plan, plan.query_starts[1:][sampling] - 1)
+        segments: list[Segment] = [plan.segments[i] for i in sampling]
+        if not segments:
+            return StepResult(plan.step, ())
+        return StepResult(plan.step, *self._sampler.sample(logits, segments))
+
+    def close(self) -> None:
+        """Give the model's attention and the arena's memory back."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._attention.detach()
+            del self._attention, self._mover
+
+    def _forward(self, plan: StepPlan, rows: NDArray[np.int32]) -> Tensor:
+        """Return the logits of `rows` of the packed row of tokens, shape (rows, vocab)."""
+        output = self._model(
+            input_ids=torch.tensor(plan.token_ids, device=self._device)[None],
+            position_ids=torch.tensor(plan.positions, device=self._device)[None],
+            use_cache=False,
+            logits_to_keep=torch.tensor(rows, dtype=torch.long, device=self._device),
+        )
+        logits: Tensor = output.logits[0]
+        return logits
