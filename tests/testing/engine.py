@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from halocline.engine.core import EngineParts
 from halocline.engine.messages import ModelFacts, Spec
 from halocline.engine.pieces import BYTE_CHARACTERS
 from halocline.errors import ConfigError, ModelError
+from halocline.memory.audit import Violation
+from halocline.memory.figures import ArenaFigures, PoolFigures
 from halocline.schedule.events import (
     Abort,
     Accepted,
@@ -30,6 +32,7 @@ from halocline.schedule.events import (
     Rejected,
     Update,
 )
+from halocline.schedule.figures import SchedulerFigures, Totals
 from halocline.step import Failure, Sampled, Segment, StepPlan, StepResult, TokenLogprobs
 from halocline.units import ceil_div
 
@@ -46,32 +49,6 @@ def ids_of(text: str | bytes) -> list[int]:
 def text_of(ids: Sequence[int]) -> str:
     """Return the text of byte tokens, special ones skipped."""
     return bytes(each - FIRST_BYTE for each in ids if each >= FIRST_BYTE).decode(errors="replace")
-
-
-@dataclass
-class FakeArenaFigures:
-    total_bytes: int
-    used_bytes: int
-    promised_bytes: int = 0
-    holes_bytes: int = 0
-
-    @property
-    def free_bytes(self) -> int:
-        return self.total_bytes - self.used_bytes - self.holes_bytes
-
-    @property
-    def used_bytes_by_pool(self) -> dict[str, int]:
-        return {"full": self.used_bytes}
-
-    @property
-    def used_bytes_by_owner(self) -> dict[str, int]:
-        return {"running": self.used_bytes}
-
-
-@dataclass
-class FakeFigures:
-    arena: FakeArenaFigures
-    requests: dict[str, int]
 
 
 @dataclass
@@ -95,6 +72,7 @@ class FakeScheduler:
         self.is_stuck = False
         self.step = 0
         self.violations: list[str] = []
+        self.totals = Totals()
 
     @property
     def has_work(self) -> bool:
@@ -170,17 +148,24 @@ class FakeScheduler:
         self.running.clear()
         return [Failed(name, message) for name in failed]
 
+    def take_updates(self) -> Sequence[Update]:
+        return ()
+
     def reasons(self) -> dict[str, Reason]:
         detail = f"{self.used_pages} of {self.pages} pages are used"
         return {name: Reason("queue" if i else "memory", detail) for i, name in enumerate(self.waiting)}
 
-    def figures(self) -> FakeFigures:
-        used = self.used_pages * PAGE_BYTES
-        counts = {"waiting": len(self.waiting), "decoding": len(self.running)}
-        return FakeFigures(FakeArenaFigures(self.pages * PAGE_BYTES, used, used), counts)
+    def figures(self) -> SchedulerFigures:
+        used, total = self.used_pages * PAGE_BYTES, self.pages * PAGE_BYTES
+        pool = PoolFigures(
+            "full", 0, used, 0, 0, 0, 0, 0, 0, used // PAGE_BYTES * PAGE_TOKENS, self.pages * PAGE_TOKENS
+        )
+        totals = replace(self.totals, steps=self.step)
+        arena = ArenaFigures(total, total - used, 0, (pool,))
+        return SchedulerFigures(len(self.waiting), 0, len(self.running), 0, totals, arena)
 
-    def audit(self) -> list[str]:
-        return list(self.violations)
+    def audit(self) -> list[Violation]:
+        return [Violation("L1", message) for message in self.violations]
 
 
 class FakeBackend:
@@ -256,7 +241,7 @@ def build(settings: dict[str, Any], progress: Callable[[str, float | None], None
         max_running_requests=scheduler.slots,
         max_waiting_requests=scheduler.max_waiting,
     )
-    return EngineParts(scheduler, backend, model, {"arena_bytes": scheduler.pages * PAGE_BYTES})
+    return EngineParts(scheduler, backend, model)
 
 
 def fake_spec(**settings: Any) -> Spec:
@@ -293,3 +278,15 @@ def byte_tokenizer(*, chat: bool = False, fallback: bool = False) -> Any:
             "{% if add_generation_prompt %}[assistant]{% endif %}"
         )
     return wrapped
+
+
+class FakeChat:
+    """What `model.chat` gives, around the tokenizer of bytes."""
+
+    def __init__(self, *, is_fallback: bool = False, fallback_bytes: bool = False) -> None:
+        self.tokenizer = byte_tokenizer(chat=True, fallback=fallback_bytes)
+        self.is_fallback = is_fallback
+
+    def encode(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return self.tokenizer.encode(text, add_special_tokens=False)

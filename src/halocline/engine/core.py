@@ -10,12 +10,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from halocline.engine.health import ProgressWatch
-from halocline.engine.messages import Blocked, ModelFacts
+from halocline.engine.messages import ModelFacts
+from halocline.memory.audit import Violation
+from halocline.memory.facts import CapacityFacts
 from halocline.schedule.events import Abort, Arrive, Event, Failed, NewToken, Reason, Rejected, Update
+from halocline.schedule.figures import SchedulerFigures
 from halocline.step import Backend, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
@@ -34,9 +37,10 @@ class SchedulerLike(Protocol):
     def plan(self, now: float) -> StepPlan | None: ...
     def apply(self, result: StepResult) -> Sequence[Update]: ...
     def fail_step(self, message: str) -> Sequence[Update]: ...
+    def take_updates(self) -> Sequence[Update]: ...
     def reasons(self) -> Mapping[str, Reason]: ...
-    def figures(self) -> Any: ...
-    def audit(self) -> Sequence[object]: ...
+    def figures(self) -> SchedulerFigures: ...
+    def audit(self) -> Sequence[Violation]: ...
     @property
     def has_work(self) -> bool: ...
 
@@ -48,8 +52,7 @@ class EngineParts:
     scheduler: SchedulerLike
     backend: Backend
     model: ModelFacts
-    capacity: dict[str, Any] = field(default_factory=dict)
-    """The capacity record as builtins (`msgspec.to_builtins`)."""
+    capacity: CapacityFacts | None = None
 
 
 class EngineCore:
@@ -74,7 +77,7 @@ class EngineCore:
         """Plans carried out, failed ones included."""
         self.watch = ProgressWatch(clock())
         self.violations: deque[str] = deque(maxlen=KEPT_VIOLATIONS)
-        self.counters = {"defects": 0, "violations": 0, "audits": 0, "output_tokens": 0, "prompt_tokens": 0}
+        self.counters = {"defects": 0, "violations": 0, "audits": 0, "prompt_tokens": 0}
         self.rejections: dict[str, int] = {}
         """Requests refused at the door, by code."""
 
@@ -99,6 +102,8 @@ class EngineCore:
         plan = self._plan(updates)
         if plan is not None:
             updates += self._compute(plan)
+        else:
+            updates += self._scheduler.take_updates()  # planning may fail a request that cannot go on alone
         self._note(updates, computed=plan is not None and self._defects_in_row == 0)
         self._audit_when_due(computed=plan is not None)
         return updates
@@ -159,8 +164,6 @@ class EngineCore:
     def _note(self, updates: Iterable[Update], *, computed: bool) -> None:
         ended = False
         for update in updates:
-            if isinstance(update, NewToken) and update.token_id is not None:
-                self.counters["output_tokens"] += 1
             if isinstance(update, Rejected):
                 self.rejections[update.code] = self.rejections.get(update.code, 0) + 1
             if is_last(update):
@@ -179,7 +182,7 @@ class EngineCore:
         """Recount everything; report what is wrong in log and figures, and never raise."""
         self.counters["audits"] += 1
         try:
-            found = tuple(str(violation) for violation in self._scheduler.audit())
+            found = tuple(f"{each.law}: {each.message}" for each in self._scheduler.audit())
         except Exception as error:
             self._defect("audit", error)
             found = (f"the audit itself failed: {_words(error)}",)
@@ -188,14 +191,6 @@ class EngineCore:
         self.violations.extend(found)
         self.counters["violations"] += len(found)
         return found
-
-    def blocked(self) -> Blocked | None:
-        """Name the first waiting request that waits for something else than its turn, and its refusal."""
-        reasons = self._scheduler.reasons()
-        for request_id, reason in reasons.items():
-            if reason.code != "queue":
-                return Blocked(request_id, reason.code, reason.detail)
-        return next((Blocked(name, reason.code, reason.detail) for name, reason in reasons.items()), None)
 
     def close(self) -> None:
         """Free the backend."""

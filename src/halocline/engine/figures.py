@@ -1,30 +1,25 @@
-"""From the scheduler's and arena's figures to the snapshot that goes to the front end."""
+"""The engine's snapshot: the scheduler's figures and the step loop's own counts, as the front end gets them."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from halocline.engine.core import EngineCore
-from halocline.engine.messages import ArenaSnapshot, Snapshot
+from halocline.engine.messages import Blocked, Snapshot
 
 
 def snapshot_of(core: EngineCore, now: float) -> Snapshot:
-    """Return the engine's figures now; `now` in seconds of the core's clock."""
-    figures = core.scheduler.figures()
-    arena = figures.arena
+    """Return everything that the engine says of itself; `now` in seconds of the core's clock."""
+    reasons = core.scheduler.reasons() if core.has_work else {}
+    # Whoever waits for something else than its turn is what blocks the others.
+    first = next((item for item in reasons.items() if item[1].code != "queue"), next(iter(reasons.items()), None))
     return Snapshot(
-        arena=ArenaSnapshot(
-            arena.total_bytes,
-            arena.used_bytes,
-            arena.holes_bytes,
-            arena.free_bytes,
-            arena.promised_bytes,
-            dict(arena.used_bytes_by_pool),
-            dict(arena.used_bytes_by_owner),
-        ),
-        requests=dict(figures.requests),
-        counters={"steps": core.steps, **core.counters},
+        figures=core.scheduler.figures(),
+        counters=dict(core.counters),
         refusals=dict(core.rejections),
+        waiting=dict(Counter(reason.code for reason in reasons.values())),
         has_work=core.has_work,
         stalled_seconds=core.watch.stalled_seconds(now),
-        blocked=core.blocked() if core.has_work else None,
+        blocked=None if first is None else Blocked(first[0], first[1].code, first[1].detail),
         violations=tuple(core.violations),
     )

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from halocline.engine.client import EngineClient
@@ -21,7 +21,7 @@ from halocline.engine.messages import ModelFacts, TextDelta
 from halocline.engine.metrics import Metrics
 from halocline.engine.sequence import SequenceText
 from halocline.engine.stream import TokenStream
-from halocline.errors import EngineDeadError, HaloclineError, RequestError
+from halocline.errors import EngineDeadError, HaloclineError
 from halocline.params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -31,24 +31,20 @@ LONG_TEXT_CHARACTERS = 4096
 SEED_BITS = 63
 
 
-class Prompts(Protocol):
-    """How text and messages become tokens: the model's tokenizer and chat template."""
+class Chat(Protocol):
+    """How text and messages become tokens: `model.chat.ChatTemplate`, or anything alike."""
 
     @property
     def tokenizer(self) -> Any:
-        """The transformers tokenizer, for the way back."""
+        """The transformers tokenizer."""
         ...
 
     @property
-    def has_chat_template(self) -> bool:
-        """Whether the model brings a template; otherwise `encode_chat` uses the plain one."""
+    def is_fallback(self) -> bool:
+        """Whether the model has no chat template and a plain one stands in for it."""
         ...
 
-    def encode(self, text: str) -> Sequence[int]:
-        """Return the tokens of a plain prompt, with the special tokens that the model wants."""
-        ...
-
-    def encode_chat(self, messages: list[dict[str, str]]) -> Sequence[int]:
+    def encode(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """Return the tokens of a conversation, up to where the assistant speaks."""
         ...
 
@@ -133,19 +129,19 @@ class FrontEnd:
     def __init__(
         self,
         client: EngineClient,
-        prompts: Prompts,
+        chat: Chat,
         *,
         model_name: str | None = None,
         health_seconds: float = 30.0,
         seed: int = 0,
     ) -> None:
         self.client = client
-        self.prompts = prompts
+        self._chat = chat
         self.model_name = model_name or client.model.name
         self.created = int(time.time())
         self._health_seconds = health_seconds
         self._seeds = random.Random(seed)
-        self._maker = TextMaker(prompts.tokenizer)
+        self._maker = TextMaker(chat.tokenizer)
         self.metrics = Metrics(lambda: client.snapshot, lambda: client.dead_reason is None, self.model_name)
 
     @property
@@ -156,24 +152,19 @@ class FrontEnd:
     @property
     def has_chat_template(self) -> bool:
         """Whether the model brings a chat template of its own."""
-        return self.prompts.has_chat_template
+        return not self._chat.is_fallback
 
     async def encode(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a plain prompt."""
-        if len(text) < LONG_TEXT_CHARACTERS:
-            return tuple(self.prompts.encode(text))
-        return tuple(await asyncio.to_thread(self.prompts.encode, text))
+        """Return the tokens of a plain prompt, with the special tokens that the model wants."""
+        return await self._off_loop(lambda: self._chat.tokenizer.encode(text), len(text))
 
-    async def encode_chat(self, messages: list[dict[str, str]]) -> tuple[int, ...]:
+    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Return the tokens of a conversation; raises RequestError when the template refuses it."""
-        try:
-            if sum(len(message["content"]) for message in messages) < LONG_TEXT_CHARACTERS:
-                return tuple(self.prompts.encode_chat(messages))
-            return tuple(await asyncio.to_thread(self.prompts.encode_chat, messages))
-        except HaloclineError:
-            raise
-        except Exception as error:
-            raise RequestError(f"the chat template refused the messages: {error}", "messages") from error
+        characters = sum(len(message["content"]) for message in messages)
+        return await self._off_loop(lambda: self._chat.encode(messages), characters)
+
+    async def _off_loop(self, encode: Callable[[], Sequence[int]], characters: int) -> tuple[int, ...]:
+        return tuple(encode() if characters < LONG_TEXT_CHARACTERS else await asyncio.to_thread(encode))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones skipped."""

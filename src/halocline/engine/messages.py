@@ -16,8 +16,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from halocline.memory.facts import CapacityFacts
 from halocline.params import SamplingParams
 from halocline.schedule.events import FinishReason
+from halocline.schedule.figures import SchedulerFigures
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,31 +113,17 @@ class Blocked(msgspec.Struct, frozen=True):
     detail: str
 
 
-class ArenaSnapshot(msgspec.Struct, frozen=True):
-    """The arena in bytes; used + holes + free = total (law L13), promised beside it."""
-
-    total_bytes: int = 0
-    used_bytes: int = 0
-    holes_bytes: int = 0
-    free_bytes: int = 0
-    promised_bytes: int = 0
-    used_bytes_by_pool: dict[str, int] = {}
-    used_bytes_by_owner: dict[str, int] = {}
-    """running, locked, cached, transfer."""
-
-
-class Snapshot(msgspec.Struct, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine says of itself: the one source of /metrics and /health."""
 
-    arena: ArenaSnapshot = ArenaSnapshot()
-    requests: dict[str, int] = {}
-    """Count by state: waiting, prefilling, decoding, retracted."""
+    figures: SchedulerFigures | None = None
+    """Requests by state, totals since the start, the arena's bytes; None until the engine has spoken."""
     counters: dict[str, int] = {}
-    """Monotonic since start: steps, prompt_tokens, output_tokens, retractions, reprefilled_tokens, defects, ..."""
+    """The step loop's own counts since the start: prompt_tokens, defects, audits, violations."""
     refusals: dict[str, int] = {}
-    """Monotonic count of requests refused at the door, by code."""
-    waits: dict[str, int] = {}
-    """Monotonic count of refusals of room to waiting requests, by the code of their reason."""
+    """Count of requests refused at the door, by code, since the start."""
+    waiting: dict[str, int] = {}
+    """Requests that wait now, by the code of their reason."""
     has_work: bool = False
     stalled_seconds: float = 0.0
     """How long there has been work without anything admitted, computed or freed."""
@@ -171,8 +159,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
     pid: int
     model: ModelFacts
-    capacity: dict[str, Any]
-    """The frozen capacity record as builtins; for display."""
+    capacity: CapacityFacts | None
+    """What log, command line and API print about the arena; None where there is none, as in fakes."""
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):

@@ -7,28 +7,38 @@ tests) share nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from halocline.engine.messages import ArenaSnapshot, Snapshot
+from halocline.engine.messages import Snapshot
+from halocline.memory.figures import ArenaFigures
+from halocline.schedule.figures import SchedulerFigures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 
-COUNTER_HELP = {
-    "steps": "steps that the engine has carried out",
-    "prompt_tokens": "tokens of prompts that arrived",
-    "output_tokens": "tokens generated",
+_TOTALS = {
+    "admitted": "admissions, those after a retraction included",
     "retractions": "requests that had to give their memory back and start again",
-    "reprefilled_tokens": "tokens computed a second time because of a retraction",
+    "extensions": "grants raised because a request outgrew its estimate",
+    "steps": "steps that the engine has carried out",
     "moves": "pages moved within the arena",
+    "computed_tokens": "tokens computed",
+    "recomputed_tokens": "tokens computed a second time because of a retraction",
+    "output_tokens": "tokens generated",
+}
+_COUNTERS = {
+    "prompt_tokens": "tokens of prompts that arrived",
     "defects": "errors inside scheduler or backend that failed requests",
     "audits": "recounts of the arena",
     "violations": "broken laws that a recount found",
 }
+_STATES = ("waiting", "prefilling", "decoding", "retracted")
+_OWNERS = ("running", "locked", "cached", "transfer")
 
 
 class Metrics:
@@ -81,39 +91,57 @@ class _EngineCollector(Collector):
         up = GaugeMetricFamily("halocline_engine_up", "1 while the engine process lives", labels=["model"])
         up.add_metric([self._model], float(self._is_alive()))
         yield up
-        yield from _arena(snapshot.arena)
-        yield _labelled_gauge("halocline_requests", "requests by state", "state", snapshot.requests)
-        refusals = CounterMetricFamily("halocline_refusals", "requests refused at the door, by code", labels=["reason"])
+        if snapshot.figures is not None:
+            yield from _requests(snapshot.figures)
+            yield from _arena(snapshot.figures.arena)
+        refusals = CounterMetricFamily("halocline_refusals", "requests refused at the door", labels=["reason"])
         for reason, number in snapshot.refusals.items():
             refusals.add_metric([reason], number)
         yield refusals
-        waits = CounterMetricFamily("halocline_waits", "refusals of room to waiting requests", labels=["reason"])
-        for reason, number in snapshot.waits.items():
-            waits.add_metric([reason], number)
-        yield waits
-        for name, number in snapshot.counters.items():
-            yield CounterMetricFamily(f"halocline_{name}", COUNTER_HELP.get(name, name), value=number)
-        yield GaugeMetricFamily(
-            "halocline_stalled_seconds", "how long work has made no progress", value=snapshot.stalled_seconds
-        )
+        waiting = GaugeMetricFamily("halocline_waiting", "requests that wait now, by reason", labels=["reason"])
+        for reason, number in snapshot.waiting.items():
+            waiting.add_metric([reason], number)
+        yield waiting
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"halocline_{name}", text, value=snapshot.counters.get(name, 0))
+        stalled = snapshot.stalled_seconds
+        yield GaugeMetricFamily("halocline_stalled_seconds", "how long work has made no progress", value=stalled)
 
 
-def _arena(arena: ArenaSnapshot) -> Iterator[Metric]:
+def _requests(figures: SchedulerFigures) -> Iterator[Metric]:
+    states = GaugeMetricFamily("halocline_requests", "requests by state", labels=["state"])
+    for state, number in zip(
+        _STATES, (figures.waiting, figures.prefilling, figures.decoding, figures.retracted), strict=True
+    ):
+        states.add_metric([state], number)
+    yield states
+    totals = asdict(figures.totals)
+    for name, text in _TOTALS.items():
+        yield CounterMetricFamily(f"halocline_{name}", text, value=totals[name])
+    yield GaugeMetricFamily("halocline_peak_running", "most requests that ran at once", value=totals["peak_running"])
+
+
+def _arena(arena: ArenaFigures) -> Iterator[Metric]:
     """The bytes of law L13: used + holes + free = total."""
     for name, text, number in (
         ("total", "bytes of all slabs", arena.total_bytes),
-        ("used", "bytes of pages that somebody owns", arena.used_bytes),
-        ("holes", "bytes of free pages in slabs that a pool owns", arena.holes_bytes),
+        ("used", "bytes of live pages", arena.used_bytes),
+        ("holes", "bytes of free pages in slabs that a pool owns", arena.hole_bytes),
         ("free", "bytes of slabs that no pool owns", arena.free_bytes),
         ("promised", "bytes granted and not yet taken", arena.promised_bytes),
     ):
         yield GaugeMetricFamily(f"halocline_arena_{name}_bytes", text, value=number)
-    yield _labelled_gauge("halocline_arena_pool_bytes", "used bytes by pool", "pool", arena.used_bytes_by_pool)
-    yield _labelled_gauge("halocline_arena_owner_bytes", "used bytes by owner", "owner", arena.used_bytes_by_owner)
-
-
-def _labelled_gauge(name: str, text: str, label: str, values: dict[str, int]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family
+    used = GaugeMetricFamily("halocline_arena_pool_bytes", "live bytes by pool and owner", labels=["pool", "owner"])
+    for pool in arena.pools:
+        owned = (pool.running_bytes, pool.locked_bytes, pool.cached_bytes, pool.transfer_bytes)
+        for owner, number in zip(_OWNERS, owned, strict=True):
+            used.add_metric([pool.name, owner], number)
+    yield used
+    capacity = GaugeMetricFamily(
+        "halocline_pool_capacity_tokens",
+        "positions that a pool could hold with all others as they are",
+        labels=["pool"],
+    )
+    for pool in arena.pools:
+        capacity.add_metric([pool.name], pool.capacity_tokens)
+    yield capacity

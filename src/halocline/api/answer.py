@@ -1,0 +1,154 @@
+"""From prompts to an answer: submit every choice, then collect them or stream them as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from halocline.api.errors import api_error
+from halocline.api.ports import Front, Generation
+from halocline.api.requests import Order
+from halocline.api.shapes import Collected, Shape, usage
+from halocline.api.sse import DONE, ClientGoneError, EventStream, event, unless_gone
+from halocline.engine.messages import TextDelta
+
+CLIENT_GONE = 499
+"""Nobody sees this status but log and metrics."""
+
+
+class Answer:
+    """The choices of one HTTP request; choice i continues prompt i // n."""
+
+    def __init__(self, front: Front, shape: Shape, order: Order, prompts: Sequence[tuple[int, ...]]) -> None:
+        self._front = front
+        self._shape = shape
+        self._order = order
+        self._prompts = prompts
+        self._id = shape.prefix + uuid.uuid4().hex
+        self._created = int(time.time())
+        self._generations: list[Generation] = []
+
+    async def respond(self, request: Request, headers: dict[str, str]) -> Response:
+        """Return the HTTP answer; what the engine refuses is raised before a stream begins, for a status of its own."""
+        headers = {"x-request-id": self._id, **headers}
+        try:
+            if self._order.stream:
+                await unless_gone(request.receive, self._submit())
+                return EventStream(self._events(), self._close, headers)
+            body = await unless_gone(request.receive, self._collect())
+        except ClientGoneError:
+            self._close()
+            return Response(status_code=CLIENT_GONE)
+        except BaseException:
+            self._close()
+            raise
+        return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")
+
+    async def _submit(self) -> None:
+        """Submit all choices together: the engine takes them in at once, and one refusal ends all."""
+        n = self._order.params.n
+        tasks = [
+            asyncio.ensure_future(
+                self._front.generate(
+                    self._prompts[i // n], self._order.params, request_id=f"{self._id}-{i}", index=i % n
+                )
+            )
+            for i in range(len(self._prompts) * n)
+        ]
+        try:
+            self._generations = list(await asyncio.gather(*tasks))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                if not isinstance(result, BaseException):
+                    result.close()
+            raise
+
+    async def _collect(self) -> dict[str, Any]:
+        await self._submit()
+        collected = [Collected() for _ in self._generations]
+        try:
+            async for index, delta in _merged(self._generations):
+                collected[index].add(delta)
+        finally:
+            self._close()
+        choices = [self._shape.choice(i, each) for i, each in enumerate(collected)]
+        return self._body(self._shape.whole, choices) | {"usage": self._usage()}
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        try:
+            for i in range(len(self._generations)):
+                opening = self._shape.opening(i)
+                if opening is not None:
+                    yield self._chunk([opening])
+            async for index, delta in _merged(self._generations):
+                if delta.text or delta.tokens or delta.finish_reason:
+                    yield self._chunk([self._shape.delta(index, delta)])
+            if self._order.include_usage:
+                yield event(self._body(self._shape.chunk, []) | {"usage": self._usage()})
+        except Exception as error:
+            yield event(api_error(error).body())
+        finally:
+            self._close()
+        yield DONE
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
+        body = self._body(self._shape.chunk, choices)
+        return event(body | {"usage": None} if self._order.include_usage else body)
+
+    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        model = self._front.model_name
+        return {"id": self._id, "object": kind, "created": self._created, "model": model, "choices": choices}
+
+    def _usage(self) -> dict[str, Any]:
+        prompt_tokens = sum(len(prompt) for prompt in self._prompts)
+        return usage(prompt_tokens, sum(each.completion_tokens for each in self._generations))
+
+    def _close(self) -> None:
+        for generation in self._generations:
+            generation.close()
+
+
+async def _merged(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, TextDelta]]:
+    """Yield the deltas of all generations as they come, each with its index; the first error ends all."""
+    if len(generations) == 1:
+        async for delta in generations[0]:
+            yield 0, delta
+        return
+    # One place: a reader that stops reading leaves the rest in the streams, which are bounded.
+    queue: asyncio.Queue[tuple[int, TextDelta | Exception | None]] = asyncio.Queue(maxsize=1)
+    tasks = [asyncio.ensure_future(_feed(queue, i, each)) for i, each in enumerate(generations)]
+    running = len(tasks)
+    try:
+        while running:
+            index, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _feed(
+    queue: asyncio.Queue[tuple[int, TextDelta | Exception | None]], index: int, generation: Generation
+) -> None:
+    try:
+        async for delta in generation:
+            await queue.put((index, delta))
+    except Exception as error:
+        await queue.put((index, error))
+    else:
+        await queue.put((index, None))

@@ -1,0 +1,179 @@
+"""The routes: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from halocline.api.answer import CLIENT_GONE, Answer
+from halocline.api.body import read_object
+from halocline.api.errors import ApiError, api_error, error_response
+from halocline.api.ports import Front
+from halocline.api.requests import CompletionOrder, Order, Prompt, read_chat, read_completion
+from halocline.api.shapes import ChatShape, CompletionShape
+from halocline.api.sse import ClientGoneError
+
+logger = logging.getLogger(__name__)
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+FALLBACK_WARNING = "the model has no chat template; messages are written as 'role: content' lines"
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(front: Front, *, api_key: str | None = None) -> FastAPI:
+    """Return the ASGI application that serves `front`; with `api_key`, /v1 asks for it as a bearer token."""
+    app = FastAPI(title="Halocline", openapi_url=None)
+    routes = Routes(front, api_key)
+    app.add_api_route("/v1/completions", routes.guard(routes.completions), methods=["POST"])
+    app.add_api_route("/v1/chat/completions", routes.guard(routes.chat), methods=["POST"])
+    app.add_api_route("/v1/models", routes.guard(routes.models), methods=["GET"])
+    app.add_api_route("/v1/models/{name:path}", routes.guard(routes.one_model), methods=["GET"])
+    app.add_api_route("/health", routes.health, methods=["GET"])
+    app.add_api_route("/metrics", routes.metrics, methods=["GET"])
+    app.add_exception_handler(HTTPException, routes.no_route)
+    return app
+
+
+class Routes:
+    """The endpoints of one front end."""
+
+    def __init__(self, front: Front, api_key: str | None) -> None:
+        self._front = front
+        self._api_key = None if api_key is None else api_key.encode()
+        self._has_warned = False
+
+    def guard(self, endpoint: Endpoint) -> Endpoint:
+        """Return the endpoint behind the key check, with its errors in OpenAI's shape and its answers counted."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                self._check_key(request)
+                response = await endpoint(request)
+            except (ClientDisconnect, ClientGoneError):
+                response = Response(status_code=CLIENT_GONE)
+            except Exception as error:
+                told = api_error(error)
+                response = error_response(told)
+                # Not the message: it may quote what the client sent.
+                logger.info(
+                    "event=refused path=%s status=%d code=%s param=%s",
+                    request.url.path,
+                    told.status,
+                    told.code,
+                    told.param,
+                )
+            self._front.metrics.responded(endpoint.__name__, response.status_code)
+            return response
+
+        return guarded
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        order = read_completion(await read_object(request), self._front.facts.vocab_size)
+        self._check_model(order.model)
+        prompts = [await self._encode(prompt) for prompt in order.prompts]
+        echoes = self._echoes(order, prompts)
+        shape = CompletionShape(self._front, echoes, logprobs=order.params.logprobs is not None)
+        return await self._answer(request, shape, order, prompts)
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        order = read_chat(await read_object(request))
+        self._check_model(order.model)
+        prompt = await self._front.encode_chat(order.messages)
+        shape = ChatShape(self._front, logprobs=order.params.logprobs is not None)
+        headers = {} if self._front.has_chat_template else self._warn()
+        return await Answer(self._front, shape, order, [prompt]).respond(request, headers)
+
+    async def _answer(
+        self, request: Request, shape: CompletionShape, order: Order, prompts: list[tuple[int, ...]]
+    ) -> Response:
+        return await Answer(self._front, shape, order, prompts).respond(request, {})
+
+    async def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        ids = await self._front.encode(prompt) if isinstance(prompt, str) else prompt
+        if not prompt or not ids:
+            raise ApiError(400, "the prompt is empty", param="prompt", code="empty_prompt")
+        return ids
+
+    def _echoes(self, order: CompletionOrder, prompts: list[tuple[int, ...]]) -> list[str]:
+        if not order.echo:
+            return [""] * (len(prompts) * order.params.n)
+        texts = [
+            prompt if isinstance(prompt, str) else self._front.decode(ids)
+            for prompt, ids in zip(order.prompts, prompts, strict=True)
+        ]
+        return [text for text in texts for _ in range(order.params.n)]
+
+    def _warn(self) -> dict[str, str]:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("event=no_chat_template message=%r", FALLBACK_WARNING)
+        return {"x-halocline-warning": FALLBACK_WARNING}
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        del request
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def one_model(self, request: Request) -> Response:
+        """GET /v1/models/{name}."""
+        self._check_model(request.path_params["name"])
+        return _json(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        front = self._front
+        return {
+            "id": front.model_name,
+            "object": "model",
+            "created": front.created,
+            "owned_by": "halocline",
+            "max_model_len": front.facts.max_model_len,
+        }
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._front.model_name:
+            message = f"the model {name!r} does not exist here; this server has {self._front.model_name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def _check_key(self, request: Request) -> None:
+        if self._api_key is None:
+            return
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self._api_key):
+            raise ApiError(
+                401,
+                "the API key is missing or wrong; send it as `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+
+    async def health(self) -> Response:
+        """GET /health: 200 when work goes forward, else 503; the body says why."""
+        verdict = self._front.health()
+        return _json(verdict.body(), 200 if verdict.is_healthy else 503)
+
+    async def metrics(self) -> Response:
+        """GET /metrics, for Prometheus."""
+        return Response(self._front.metrics.render(), media_type=METRICS_TYPE)
+
+    async def no_route(self, request: Request, error: Exception) -> Response:
+        """Answer for an unknown path or method in the same shape as all errors."""
+        assert isinstance(error, HTTPException)
+        self._front.metrics.responded("other", error.status_code)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        headers = dict(error.headers or {})
+        return error_response(ApiError(error.status_code, message, code="not_found", headers=headers))
+
+
+def _json(body: dict[str, Any], status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")

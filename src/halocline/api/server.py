@@ -1,0 +1,126 @@
+"""The HTTP server around the application: listening, signals, and a stop that lets running requests end.
+
+first SIGINT or SIGTERM    no new connections, new requests are refused with 503; what ends within drain_seconds
+                           ends, the rest gets an error
+a second one               everything gets the error at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from halocline.api.ports import Front
+from halocline.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 5.0
+"""How long clients have to read the error that a stop ends their request with."""
+BACKLOG = 2048
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; raises ConfigError with one sentence when the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError([f"cannot listen on {host}:{port}: {error.strerror or error}"]) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        hint = "; another program uses the port: stop it or choose another --port" if error.errno == 98 else ""
+        raise ConfigError([f"cannot listen on {host}:{port}: {error.strerror}{hint}"]) from error
+    return listener
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn without its signal handlers: the server below has its own idea of a stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """Serves one application until it is told to stop."""
+
+    def __init__(self, app: FastAPI, front: Front, listener: socket.socket, *, drain_seconds: float = 5.0) -> None:
+        self._front = front
+        self._listener = listener
+        self._drain_seconds = drain_seconds
+        self._stops = 0
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=int(drain_seconds + LAST_WORDS_SECONDS),
+        )
+        self._uvicorn = _Uvicorn(config)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that the server listens on."""
+        name: tuple[Any, ...] = self._listener.getsockname()
+        return str(name[0]), int(name[1])
+
+    def stop(self) -> None:
+        """Begin to stop; a second call ends at once. For signal handlers on the event loop."""
+        self._stops += 1
+        logger.info("event=stop_requested times=%d", self._stops)
+        self._stop.set()
+        if self._stops > 1:
+            self._hurry.set()
+
+    async def serve(self, *, handle_signals: bool = True) -> int:
+        """Serve until `stop`; returns an exit code: 0 after an orderly stop, 130 when it was hurried."""
+        with _signals(self) if handle_signals else contextlib.nullcontext():
+            http = asyncio.ensure_future(self._uvicorn.serve(sockets=[self._listener]))
+            stopping = asyncio.ensure_future(self._stop.wait())
+            await asyncio.wait({http, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            await self._end(http)
+        return 130 if self._stops > 1 else 0
+
+    async def _end(self, http: asyncio.Future[None]) -> None:
+        self._uvicorn.should_exit = True
+        draining = asyncio.ensure_future(self._front.drain(self._drain_seconds))
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done():
+            draining.cancel()
+            await asyncio.gather(draining, return_exceptions=True)
+            await self._front.drain(0.0)
+            self._uvicorn.force_exit = True
+        hurry.cancel()
+        await http
+
+
+@contextlib.contextmanager
+def _signals(server: Server) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    handled = (signal.SIGINT, signal.SIGTERM)
+    for each in handled:
+        loop.add_signal_handler(each, server.stop)
+    try:
+        yield
+    finally:
+        for each in handled:
+            loop.remove_signal_handler(each)
