@@ -34,13 +34,14 @@ TYPICAL_TOKENS = 2048
 PADDING_LIMIT = 0.01
 """A pool may pad more than this only where nothing else leaves enough slabs."""
 
-_PADDING_PENALTY = 0.5
+_PADDING_PENALTY = 0.2
+_PADDING_SLOPE = 10
 _OVERHEAD_TOKENS = 0.3  # a page of P positions costs as much as P + 0.3: measured attention is about 2 % off at 16
 _UNEQUAL_PENALTY = 0.005  # unequal pages coarsen the granule, so they must win something
 _ANCHOR_PAGES = 64
-_TRIALS = 60_000  # slabs to look at in all: a few tenths of a second
+_TRIALS = 80_000  # slabs to look at in all: a few tenths of a second
 _FEW_SLABS = 64
-_NEAR_COUNTS = 64
+_NEAR_COUNTS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,4 +196,5 @@ def _slab_loss(slab_bytes: int, pools: int, budget_bytes: int) -> float:
 
 def _padding_loss(slab_bytes: int, counts: Sequence[int], page_bytes: Sequence[int]) -> float:
     shares = [1 - count * size / slab_bytes for count, size in zip(counts, page_bytes, strict=True)]
-    return sum(shares) / len(shares) + _PADDING_PENALTY * (max(shares) > PADDING_LIMIT)
+    excess = max(shares) - PADDING_LIMIT
+    return sum(shares) / len(shares) + (_PADDING_PENALTY + _PADDING_SLOPE * excess if excess > 0 else 0)
