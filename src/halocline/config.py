@@ -23,6 +23,9 @@ Admission = tuple[Literal["expected"], float] | tuple[Literal["guaranteed"]]
 Policy = tuple[Literal["shared"]] | tuple[Literal["static"], float]
 """One arena for all pools, or a cap per pool: each window pool gets this many times the full pool's tokens."""
 
+Audit = Literal["idle", "every", "off"]
+"""When the arena is recounted from scratch."""
+
 MAX_PAGE_TOKENS = 256
 AUTO_QUANTILE = 0.9
 
@@ -94,12 +97,9 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raise one ConfigError with every problem of every field."""
-        problems = [problem for name in setting_names() for problem in _problems_of(name, self._value(name))]
+        problems = [problem for name in setting_names() for problem in _problems_of(name, self.__dict__[name])]
         if problems:
             raise ConfigError(problems)
-
-    def _value(self, name: str) -> object:
-        return self.__dict__[name]
 
     @property
     def admission_rule(self) -> Admission:
@@ -115,6 +115,11 @@ class Config:
     def page_tokens_rule(self) -> int | dict[str, int] | None:
         """`page_tokens` as one number for all pools, a number per pool name, or None: the solver chooses."""
         return parse_page_tokens(self.page_tokens)
+
+    @property
+    def audit_rule(self) -> Audit:
+        """`audit` as a typed value."""
+        return cast("Audit", self.audit)
 
     @property
     def arena_budget_bytes(self) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +25,7 @@ _WHY = (
 )
 
 
-@with_settings(server=False, model_argument=True, defaults={"model": DEFAULT_MODEL})
+@with_settings(server=False, model_argument=True, defaults={"model": DEFAULT_MODEL, "log_level": "warning"})
 def chat(
     config: Config,
     system: Annotated[str | None, typer.Option(help="instructions that stand before the conversation")] = None,
@@ -44,7 +45,7 @@ async def _converse(config: Config, system: str | None, params: SamplingParams) 
     from halocline.llm import AsyncLLM
 
     opening = [{"role": "system", "content": system}] if system else []
-    async with await AsyncLLM.start(config) as llm:
+    async with AsyncLLM(**asdict(config)) as llm:
         messages = list(opening)
         while line := await asyncio.to_thread(_read_line):
             if line == "/new":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -15,7 +16,7 @@ from halocline.errors import ConfigError
 from halocline.params import SamplingParams
 
 
-@with_settings(server=False)
+@with_settings(server=False, defaults={"log_level": "warning"})
 def generate(
     config: Config,
     prompts: Annotated[list[str] | None, typer.Argument(help="what to continue (default: standard input)")] = None,
@@ -35,7 +36,7 @@ def generate(
         return
     from halocline.llm import LLM
 
-    with LLM.of(config) as llm:
+    with LLM(**asdict(config)) as llm:
         for output in llm.generate(prompts, params, use_tqdm=sys.stderr.isatty()):
             typer.echo(f"{output.prompt}{output.outputs[0].text}\n")
 
@@ -43,7 +44,7 @@ def generate(
 async def _stream(config: Config, prompt: str, params: SamplingParams) -> None:
     from halocline.llm import AsyncLLM
 
-    async with await AsyncLLM.start(config) as llm:
+    async with AsyncLLM(**asdict(config)) as llm:
         sys.stdout.write(prompt)
         written = 0
         async for output in llm.generate(prompt, params):

@@ -1,0 +1,82 @@
+"""Watching a server from outside: its /metrics, read again and again, and the highest values seen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Self
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+EVERY_SECONDS = 0.2
+USED = "halocline_arena_used_bytes"
+RETRACTIONS = "halocline_retractions_total"
+POOL = "halocline_arena_pool_bytes"
+
+
+class Watch:
+    """Reads a server's figures while the `with` block runs, and keeps those of the moment with the most bytes used."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._task: asyncio.Task[None] | None = None
+        self.last: dict[str, float] = {}
+        """The latest figures, by `name` or `name{label}`."""
+        self.at_peak: dict[str, float] = {}
+        """The figures of the moment at which most bytes of the arena were used."""
+        self.peak_running = 0
+        """The most requests that held memory at once."""
+
+    async def __aenter__(self) -> Self:
+        await self._look()
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None, "a Watch ends once, after it began"
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        with contextlib.suppress(httpx.HTTPError):
+            await self._look()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            with contextlib.suppress(httpx.HTTPError):
+                await self._look()
+
+    async def _look(self) -> None:
+        self.last = await read_figures(self._url)
+        self.peak_running = max(self.peak_running, running_requests(self.last))
+        if self.last.get(USED, 0) >= self.at_peak.get(USED, 0):
+            self.at_peak = self.last
+
+
+async def read_figures(url: str) -> dict[str, float]:
+    """Return all figures of a server's /metrics by `name` or `name{value,value}`."""
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        text = (await client.get("/metrics")).text
+    return {
+        sample.name + ("{" + ",".join(sample.labels.values()) + "}" if sample.labels else ""): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def running_requests(figures: dict[str, float]) -> int:
+    """Return how many requests hold memory: those that prefill or decode."""
+    return int(sum(figures.get(f"halocline_requests{{{state}}}", 0) for state in ("prefilling", "decoding")))
+
+
+def bytes_by_pool(figures: dict[str, float]) -> dict[str, int]:
+    """Return the used bytes of each pool."""
+    return {
+        name.removeprefix(f"{POOL}{{").removesuffix("}"): int(value)
+        for name, value in figures.items()
+        if name.startswith(f"{POOL}{{")
+    }

@@ -1,0 +1,215 @@
+"""How settings become an engine: the one place where model, memory and scheduler are put together.
+
+    prepare(config)      front end's process: model found, memory laid out and checked, before anything heavy is done
+    open_front(...)      front end's process: starts the engine, loads the tokenizer meanwhile
+    build_engine(...)    engine's process: weights, arena, scheduler; named by `Spec.builder`
+
+Both lay out memory with the same function from the same numbers, so what was printed is what is built.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from halocline.config import Config
+from halocline.engine.client import EngineClient
+from halocline.engine.core import EngineParts
+from halocline.engine.front import FrontEnd
+from halocline.engine.messages import ModelFacts, Spec
+from halocline.memory.arena import Arena
+from halocline.memory.facts import CapacityFacts
+from halocline.memory.layout import ArenaLayout, LayerKV, solve_layout
+from halocline.memory.sizing import Caps, Limits, auto_kv_bytes, capacity_facts, static_caps
+from halocline.schedule.rules import Rules
+from halocline.schedule.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from halocline.model.loading import LoadedModel
+    from halocline.model.sources import ModelSource
+
+Progress = Callable[[str, float | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The arena of one model under one policy, on paper."""
+
+    layout: ArenaLayout
+    caps: Caps | None
+    facts: CapacityFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is known before the engine starts."""
+
+    config: Config
+    """As given, with every `auto` decided that could be."""
+    source: ModelSource
+    memory: Memory | None
+    """None where the arena's size depends on the device's memory after the weights are there."""
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients use."""
+        return self.config.served_model_name or self.source.name
+
+    @property
+    def spec(self) -> Spec:
+        """How the engine process builds the engine."""
+        return Spec(
+            builder="halocline.compose:build_engine",
+            settings=asdict(self.config),
+            audit=self.config.audit_rule,
+            log_level=self.config.log_level,
+        )
+
+
+def prepare(config: Config, *, quiet: bool = False) -> Prepared:
+    """Find the model and check that it can be served in the memory there is; ConfigError or ModelError if not."""
+    import psutil
+
+    from halocline.model.dtypes import choose_device
+    from halocline.model.loading import load_config, resolve
+
+    source = resolve(config.model, trust_remote_code=config.trust_remote_code, quiet=quiet)
+    device = choose_device(config.device)
+    config = replace(config, device=str(device))
+    if config.arena_budget_bytes is None and device.type == "cpu":
+        config = replace(config, kv_bytes=auto_kv_bytes(psutil.virtual_memory().available))
+    memory = None
+    if config.arena_budget_bytes is not None:
+        memory = lay_out(config, load_config(source), config.arena_budget_bytes)
+    return Prepared(config, source, memory)
+
+
+class ModelPrompts:
+    """Text and messages to tokens, by the model's own tokenizer and template (`engine.front.Prompts`)."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        from halocline.model.chat import chat_template
+        from halocline.model.loading import load_tokenizer
+
+        self.tokenizer = load_tokenizer(prepared.source)
+        self._template = chat_template(self.tokenizer, prepared.config.chat_template)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model, or the operator, brings a template."""
+        return not self._template.is_fallback
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Return the tokens of a plain prompt, with the special tokens that the model wants."""
+        return list(self.tokenizer.encode(text))
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> Sequence[int]:
+        """Return the tokens of a conversation, up to where the assistant speaks."""
+        return self._template.encode(messages)
+
+
+async def open_front(prepared: Prepared, on_progress: Progress | None = None) -> FrontEnd:
+    """Start the engine process, load the tokenizer meanwhile, and return both as one."""
+    reading = asyncio.create_task(asyncio.to_thread(ModelPrompts, prepared))
+    client = None
+    try:
+        client = await EngineClient.start(prepared.spec, on_progress)
+        prompts = await reading
+    except BaseException:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        if client is not None:
+            await client.close()
+        raise
+    return FrontEnd(
+        client,
+        prompts,
+        model_name=prepared.model_name,
+        health_seconds=prepared.config.health_seconds,
+        seed=prepared.config.seed,
+    )
+
+
+def lay_out(config: Config, model_config: PreTrainedConfig, budget_bytes: int) -> Memory:
+    """Cut `budget_bytes` for a model; raises ConfigError with every reason why no request could be served."""
+    from halocline.model.layers import text_config
+
+    layout = solve_layout(_layers(config, model_config), budget_bytes, config.page_tokens_rule)
+    policy = config.policy_rule
+    caps = static_caps(layout, policy[1]) if policy[0] == "static" else None
+    # Not every model names its longest sequence.
+    own_limit = getattr(text_config(model_config), "max_position_embeddings", None)
+    limits = Limits(config.step_tokens, config.max_running_requests, own_limit, config.max_model_len)
+    return Memory(layout, caps, capacity_facts(layout, caps, limits))
+
+
+def build_engine(settings: dict[str, Any], progress: Progress) -> EngineParts:
+    """Load the model, allocate the arena and put a scheduler before them. Runs in the engine's process."""
+    import torch
+
+    from halocline.model.dtypes import choose_kv_dtype
+    from halocline.model.loading import load, resolve
+    from halocline.model.runner import TorchBackend
+
+    config = Config(**settings)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    progress("loading the weights", None)
+    source = resolve(config.model, trust_remote_code=config.trust_remote_code, quiet=True)
+    loaded = load(source, config.dtype, config.device)
+    kv_dtype = choose_kv_dtype(config.kv_dtype, loaded.dtype)
+    memory = lay_out(config, loaded.config, _budget_bytes(config, loaded))
+    progress("allocating the arena", None)
+    backend = TorchBackend(loaded, memory.layout, kv_dtype=kv_dtype, attention=config.attention)
+    scheduler = Scheduler(Arena(memory.layout, memory.caps), _rules(config, loaded, memory.facts))
+    facts = ModelFacts(
+        name=config.served_model_name or source.name,
+        max_model_len=memory.facts.max_model_len.tokens,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=loaded.eos_token_ids,
+        max_running_requests=config.max_running_requests,
+        max_waiting_requests=config.max_waiting_requests,
+        details={
+            "dtype": str(loaded.dtype).removeprefix("torch."),
+            "kv_dtype": str(kv_dtype).removeprefix("torch."),
+            "device": str(loaded.device),
+            "folder": str(source.folder),
+        },
+    )
+    return EngineParts(scheduler, backend, facts, msgspec.to_builtins(memory.facts))
+
+
+def _budget_bytes(config: Config, loaded: LoadedModel) -> int:
+    """Return the arena's bytes: as given, or what the device has left now that the weights are there."""
+    from halocline.model.device_memory import device_kv_bytes
+
+    budget = config.arena_budget_bytes
+    return device_kv_bytes(loaded, config.step_tokens, config.max_running_requests) if budget is None else budget
+
+
+def _rules(config: Config, loaded: LoadedModel, facts: CapacityFacts) -> Rules:
+    return Rules(
+        step_tokens=config.step_tokens,
+        max_running_requests=config.max_running_requests,
+        max_model_len=facts.max_model_len.tokens,
+        vocab_size=loaded.vocab_size,
+        admission=config.admission_rule,
+        default_max_tokens=config.default_max_tokens,
+        clip_max_tokens=config.clip_max_tokens,
+        eos_token_ids=loaded.eos_token_ids,
+        max_waiting_requests=config.max_waiting_requests,
+    )
+
+
+def _layers(config: Config, model_config: PreTrainedConfig) -> tuple[LayerKV, ...]:
+    from halocline.model.dtypes import choose_device, choose_dtype, choose_kv_dtype
+    from halocline.model.layers import kv_layers
+
+    weights = choose_dtype(config.dtype, model_config, choose_device(config.device))
+    return kv_layers(model_config, choose_kv_dtype(config.kv_dtype, weights).itemsize)

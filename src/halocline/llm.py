@@ -1,0 +1,300 @@
+"""Generating text from Python: `LLM`, and its streaming twin `AsyncLLM`. Names and shapes are vLLM's where it has them.
+
+Both start an engine process and speak to it through the same front end as the HTTP server. `LLM` runs the conversation
+on an event loop in a thread of its own, so that it also works where a loop runs already (notebooks).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from halocline.compose import Prepared, open_front, prepare
+from halocline.config import Config, build
+from halocline.engine.front import FrontEnd, Generation
+from halocline.engine.messages import TextDelta
+from halocline.errors import EngineDeadError, HaloclineError
+from halocline.memory.facts import CapacityFacts
+from halocline.outputs import (
+    CompletionOutput,
+    Messages,
+    Prompt,
+    RequestOutput,
+    empty_completion,
+    grow,
+    is_one_prompt,
+    one_for_each,
+    read_prompt,
+)
+from halocline.params import SamplingParams
+
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput"]
+T = TypeVar("T")
+
+SUBMITTED_PER_SLOT = 2
+"""`LLM` keeps so many prompts per request slot in the engine: enough that no slot is idle, and memory is bounded."""
+
+
+class AsyncLLM:
+    """A model in an engine process of its own; streams completions on the running event loop.
+
+    async with AsyncLLM("gemma3-270m", kv_bytes="256MiB") as llm:
+        async for output in llm.generate("Once upon a time", SamplingParams(max_tokens=32)):
+            print(output.outputs[0].text)
+    """
+
+    def __init__(self, model: str = Config.model, **settings: Any) -> None:
+        # A program's own output matters more than the engine's life; a server's log is another matter.
+        self.config = build({"model": model, "log_level": "warning"}, settings)
+        self._front: FrontEnd | None = None
+        self._prepared: Prepared | None = None
+        self._numbers = count()
+
+    @property
+    def capacity(self) -> CapacityFacts | None:
+        """What the arena holds; None before the start, or where only the engine knows."""
+        memory = None if self._prepared is None else self._prepared.memory
+        return None if memory is None else memory.facts
+
+    async def start(self) -> Self:
+        """Find the model and start the engine; raises ConfigError or ModelError with what to do."""
+        if self._front is None:
+            self._prepared = await asyncio.to_thread(prepare, self.config)
+            self._front = await open_front(self._prepared)
+        return self
+
+    async def close(self) -> None:
+        """End the engine process; a second call does nothing."""
+        front, self._front = self._front, None
+        if front is not None:
+            await front.client.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield the output so far, each time that it has grown; the last one is `finished`.
+
+        Leaving the loop early stops the generation and frees its memory.
+        """
+        text, token_ids = await self._tokens(prompt)
+        async for output in self._stream(text, token_ids, sampling_params, request_id):
+            yield output
+
+    async def chat(
+        self, messages: Messages, sampling_params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield the assistant's answer to a conversation, as `generate` does."""
+        token_ids = await self._running.encode_chat([dict(message) for message in messages])
+        async for output in self._stream(None, token_ids, sampling_params, request_id):
+            yield output
+
+    @property
+    def _running(self) -> FrontEnd:
+        if self._front is None:
+            raise EngineDeadError("the engine is not running: use `async with AsyncLLM(...) as llm`, or call start()")
+        return self._front
+
+    async def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
+        text, token_ids = read_prompt(prompt)
+        if token_ids is None:
+            assert text is not None, "a prompt is a text or token ids"
+            token_ids = await self._running.encode(text)
+        return text, token_ids
+
+    async def _stream(
+        self, text: str | None, token_ids: Sequence[int], params: SamplingParams | None, request_id: str | None
+    ) -> AsyncIterator[RequestOutput]:
+        params = params or SamplingParams()
+        output = RequestOutput(
+            request_id or f"generate-{next(self._numbers)}",
+            text,
+            list(token_ids),
+            [empty_completion(index, params) for index in range(params.n)],
+        )
+        generations: list[Generation] = []
+        try:
+            for index in range(params.n):
+                # One by one and into the list at once: when the third is refused, the first two must be closed.
+                generations.append(await self._running.generate(token_ids, params, index=index))  # noqa: PERF401
+            async for index, delta in _merge(generations):
+                grow(output.outputs[index], delta, self._running.token)
+                output.finished = all(each.finish_reason for each in output.outputs)
+                yield output
+        finally:
+            for generation in generations:
+                generation.close()
+
+
+class LLM:
+    """A model in an engine process of its own, for programs without an event loop.
+
+    with LLM("gemma3-270m", kv_bytes="256MiB") as llm:
+        for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
+            print(output.outputs[0].text)
+
+    Settings are those of `halocline serve`; unknown ones are refused, naming the nearest.
+    """
+
+    def __init__(self, model: str = Config.model, **settings: Any) -> None:
+        self._async = AsyncLLM(model, **settings)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="halocline-llm", daemon=True)
+        self._thread.start()
+        # Also when the program forgets `close`: the engine must not outlive the object.
+        self._end = weakref.finalize(self, _end, self._async, self._loop, self._thread)
+        try:
+            self._run(self._async.start())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self._async.config
+
+    @property
+    def capacity(self) -> CapacityFacts | None:
+        """What the arena holds."""
+        return self._async.capacity
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many, and return the outputs in the order of the prompts.
+
+        `sampling_params` holds for all, or is a list with one for each. Raises RequestError, naming the prompt, when
+        one cannot be served; the others are stopped then.
+        """
+        listed = [prompts] if is_one_prompt(prompts) else list(prompts)
+        return self._all(
+            [lambda params, each=each: self._async.generate(each, params) for each in listed], sampling_params, use_tqdm
+        )
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, and return the outputs in their order."""
+        listed = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        return self._all(
+            [lambda params, each=each: self._async.chat(each, params) for each in listed], sampling_params, use_tqdm
+        )
+
+    def close(self) -> None:
+        """End the engine process; a second call does nothing."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _all(
+        self,
+        streams: Sequence[Callable[[SamplingParams], AsyncIterator[RequestOutput]]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        shows_progress: bool,
+    ) -> list[RequestOutput]:
+        if not self._end.alive:
+            raise EngineDeadError("this LLM is closed")
+        paired = list(zip(streams, one_for_each(params, len(streams)), strict=True))
+        with progress_bar(len(paired), shown=shows_progress) as advance:
+            return self._run(self._gather(paired, advance))
+
+    async def _gather(
+        self,
+        paired: Sequence[tuple[Callable[[SamplingParams], AsyncIterator[RequestOutput]], SamplingParams]],
+        advance: Callable[[], None],
+    ) -> list[RequestOutput]:
+        room = asyncio.Semaphore(max(1, self.config.max_running_requests * SUBMITTED_PER_SLOT))
+
+        async def last(number: int, stream: AsyncIterator[RequestOutput]) -> RequestOutput:
+            # The semaphore serves in the order of asking, so prompts keep their seniority.
+            async with room:
+                try:
+                    *_, output = [each async for each in stream]
+                except HaloclineError as error:
+                    error.add_note(f"prompt {number} of {len(paired)}")
+                    raise
+            advance()
+            return output
+
+        tasks = [asyncio.ensure_future(last(number, make(params))) for number, (make, params) in enumerate(paired)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop's thread; Ctrl-C here stops it there."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+@contextmanager
+def progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """Show how many of `total` prompts are done, on standard error if that is a terminal; yields what to call."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not shown or not console.is_terminal) as bar:
+        task = bar.add_task("prompts", total=total)
+        yield lambda: bar.advance(task)
+
+
+async def _merge(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, TextDelta]]:
+    """Yield the deltas of several generations as they come, each with its generation's index."""
+    waiting = {asyncio.ensure_future(anext(each)): index for index, each in enumerate(generations)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                index = waiting.pop(future)
+                delta = future.result()
+                if delta.finish_reason is None:
+                    waiting[asyncio.ensure_future(anext(generations[index]))] = index
+                yield index, delta
+    finally:
+        for future in waiting:
+            future.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _end(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """Close the engine and end the loop's thread; runs once, also at the interpreter's exit."""
+    if loop.is_running():
+        asyncio.run_coroutine_threadsafe(llm.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+    loop.close()

@@ -1,0 +1,106 @@
+"""What goes into `LLM` and comes out: prompts in their spellings, completions as they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from halocline.engine.messages import TextDelta, TokenText
+from halocline.errors import ParameterError
+from halocline.params import SamplingParams
+from halocline.schedule.events import FinishReason
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, its token ids, or one of them by name: {"prompt": ...}, {"prompt_token_ids": ...}."""
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token at one place: its natural-log probability and its rank (1: the most probable)."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt, as far as it has come."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    """All tokens, the end-of-sequence token and those of a stop string included."""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or token that ended it, if one did."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """For each token whose text is shown: its own log-probability and those of the most probable ones, by token id."""
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its completions."""
+
+    request_id: str
+    prompt: str | None
+    """The text; None where token ids were given or a conversation."""
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+
+
+def is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether this is a single prompt: a text, a mapping, or a list of token ids that is not empty."""
+    if isinstance(prompts, (str, Mapping)):
+        return True
+    return len(prompts) > 0 and isinstance(prompts[0], int)
+
+
+def read_prompt(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
+    """Return the text or the token ids of a prompt; raises ParameterError when it is neither."""
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" in prompt:
+            return prompt.get("prompt"), read_prompt(list(prompt["prompt_token_ids"]))[1]
+        return read_prompt(prompt.get("prompt", ()))
+    if isinstance(prompt, str):
+        return prompt, None
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+        raise ParameterError("a prompt must be a text, a list of token ids, or a mapping with one of them", "prompt")
+    return None, list(prompt)
+
+
+def one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, prompts: int) -> list[SamplingParams]:
+    """Return one SamplingParams for each of `prompts`; raises ParameterError when a list has another length."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * prompts
+    if len(params) != prompts:
+        raise ParameterError(f"{len(params)} sampling_params for {prompts} prompts; give one, or one for each")
+    return list(params)
+
+
+def grow(output: CompletionOutput, delta: TextDelta, text_of: Callable[[int], tuple[str, bytes | None]]) -> None:
+    """Add what is new to a completion; `text_of` prints a token by itself."""
+    output.text += delta.text
+    output.token_ids += delta.token_ids
+    output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+    if output.logprobs is not None:
+        output.logprobs += [_logprobs(token, lambda token_id: text_of(token_id)[0]) for token in delta.tokens]
+
+
+def empty_completion(index: int, params: SamplingParams) -> CompletionOutput:
+    return CompletionOutput(index, logprobs=None if params.logprobs is None else [])
+
+
+def _logprobs(token: TokenText, text_of: Callable[[int], str]) -> dict[int, Logprob]:
+    found = token.logprobs
+    assert found is not None, f"token {token.token_id} came without the log-probabilities that were asked for"
+    own = {token.token_id: Logprob(found.token_logprob, found.rank, token.text)}
+    best = enumerate(found.top, start=1)
+    return own | {
+        token_id: Logprob(logprob, rank, text_of(token_id))
+        for rank, (token_id, logprob) in best
+        if token_id != token.token_id
+    }
