@@ -36,7 +36,7 @@ class Move:
     target: int
 
 
-class Segment(msgspec.Struct, frozen=True):
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """One request's tokens in this step: positions [start, start + tokens).
 
     A struct and not a dataclass because hundreds of them are made in every step, and a frozen dataclass takes 1 us.

@@ -64,7 +64,7 @@ class Rejected:
     """`context_length_exceeded` when it is too long, else `invalid_request` or `overloaded`."""
 
 
-class NewToken(msgspec.Struct, frozen=True):
+class NewToken(msgspec.Struct, frozen=True, gc=False):
     """One more output token; with a finish reason it is the last one (or, on abort, there is no token).
 
     A struct and not a dataclass because hundreds of them are made in every step.

@@ -72,7 +72,7 @@ def _tables(arena: Arena, holdings: Sequence[Holding]) -> tuple[PoolTables, ...]
 
 def _starts(counts: list[int]) -> NDArray[np.int32]:
     starts = np.zeros(len(counts) + 1, dtype=np.int32)
-    np.cumsum(counts, out=starts[1:])
+    np.array(counts, dtype=np.int32).cumsum(out=starts[1:])
     return starts
 
 

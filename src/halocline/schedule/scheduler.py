@@ -13,6 +13,7 @@ before `apply`. It is the only writer of requests.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,17 +25,21 @@ from halocline.memory.grant import Order, Refusal
 from halocline.schedule.admission import Gate
 from halocline.schedule.audit import audit
 from halocline.schedule.chunk import Chunk, StepRoom
-from halocline.schedule.events import Abort, Accepted, Arrive, Event, FinishReason, NewToken, Reason, Rejected, Update
+from halocline.schedule.events import Abort, Accepted, Arrive, Event, NewToken, Reason, Rejected, Update
 from halocline.schedule.figures import SchedulerFigures
+from halocline.schedule.fill import Filler
 from halocline.schedule.growth import Growth
 from halocline.schedule.holding import Keeper
 from halocline.schedule.packing import pack
 from halocline.schedule.request import Request, State
+from halocline.schedule.results import Results
 from halocline.schedule.roster import Roster
 from halocline.schedule.rules import Rules
-from halocline.step import Sampled, StepPlan, StepResult
+from halocline.step import StepPlan, StepResult
 
 __all__ = ["Rules", "Scheduler"]
+
+KEPT_VIOLATIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,11 @@ class _Outstanding:
     plan: StepPlan
     decodes: tuple[Request, ...]
     room: StepRoom
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Everyone who is computed in this step, in the plan's order."""
+        return (*self.decodes, *(chunk.request for chunk in self.room.chunks))
 
 
 class Scheduler:
@@ -67,7 +77,10 @@ class Scheduler:
         self._keeper = Keeper(arena)
         self._roster = Roster(self._keeper)
         self._growth = Growth(arena, self._keeper, self._roster)
+        self._results = Results(self._keeper, self._roster, self._gate.lengths)
         self._eos = frozenset(rules.eos_token_ids)
+        self._filler = Filler(arena, rules, self._gate, self._keeper, self._roster, self._growth)
+        self._violations: deque[Violation] = deque(maxlen=KEPT_VIOLATIONS)
         self._reasons: dict[str, Reason] = {}
         self._outstanding: _Outstanding | None = None
         self._planned_steps = 0
@@ -113,7 +126,7 @@ class Scheduler:
         if event.reason == "abort":
             self._roster.totals.aborted += 1
         else:
-            self._count_finished(request)
+            self._results.count_finished(request)
         self._roster.end(request)
         self._roster.outbox.append(NewToken(request.id, None, None, event.reason))
 
@@ -140,78 +153,19 @@ class Scheduler:
         if self._reasons:  # the most senior one may have to wait for pages of other owners
             decodes = [request for request in decodes if request.id not in self._reasons]
         room = StepRoom(self._arena, self._floor, self._rules.step_tokens - len(decodes))
-        if self._continue_prefills(room):
-            self._admit(room)
+        self._filler.fill(room, self._reasons)
         if not decodes and not room.chunks:
             return None
         return self._commit(decodes, served, room)
 
-    def _continue_prefills(self, room: StepRoom) -> bool:
-        """Give each prefilling request its chunk; return whether all of them got one, so that new ones may come in."""
-        all_served = True
-        for request in self._roster.prefilling:
-            holding = request.holding
-            assert holding is not None, f"{request.id} prefills without a grant"
-            tokens = room.fit(request.computed, request.resumed_at, holding.grant.demand)
-            refusal = room.take(request, holding, request.computed, tokens) if tokens else None
-            if tokens == 0 or refusal is not None:
-                room.pass_floor_by()
-                all_served = False
-                self._reasons[request.id] = self._step_room(room, refusal)
-        return all_served
+    def _commit(
+        self, decodes: list[Request], served: Sequence[tuple[Request, Demand]], room: StepRoom
+    ) -> StepPlan | None:
+        """Turn everything granted for this step into pages, and write the plan.
 
-    def _admit(self, room: StepRoom) -> None:
-        """Admit waiting requests in order of seniority; the first that cannot enter stops all behind it."""
-        while (request := self._roster.waiting.first()) is not None:
-            reason = self._try_admit(request, room)
-            if reason is not None:
-                self._reasons[request.id] = reason
-                return
-
-    def _try_admit(self, request: Request, room: StepRoom) -> Reason | None:
-        slots = self._rules.max_running_requests
-        if self._roster.running >= slots:
-            return Reason("slots", f"{slots} requests are running, the most that max_running_requests allows")
-        short = self._growth.short()
-        if short is not None and short is not request:
-            return Reason("senior-short", f"{short.id} is more senior and was refused memory")
-        candidate = self._gate.candidate(request)
-        tokens = room.fit(candidate.start, len(request.history), candidate.demand, candidate.demand)
-        if tokens == 0:
-            return self._why_not(request, candidate.demand, room)
-        holding = self._keeper.open(request.id, candidate.demand)
-        if isinstance(holding, Refusal):
-            return self._refused(request, holding)
-        refusal = room.take(request, holding, candidate.start, tokens)
-        if refusal is not None:
-            self._keeper.close(holding)
-            return self._step_room(room, refusal)
-        self._roster.admit(request, holding, candidate.start)
-        self._growth.grant(request)
-        return None
-
-    def _why_not(self, request: Request, demand: Demand, room: StepRoom) -> Reason:
-        refusal = self._arena.shortfall(demand)
-        if refusal is None or self._arena.fits(demand.minus(room.held_by_chunks)):
-            return self._step_room(room, refusal)
-        return self._refused(request, refusal)
-
-    def _refused(self, request: Request, refusal: Refusal) -> Reason:
-        if request.retractions and request is self._roster.most_senior():
-            self._growth.refuse(request)
-        return Reason("memory", refusal.message)
-
-    def _step_room(self, room: StepRoom, refusal: Refusal | None) -> Reason:
-        granule = self._arena.layout.granule_tokens
-        left = (
-            f"{room.tokens_left} of {self._rules.step_tokens} step tokens are left, chunks are whole {granule} tokens"
-        )
-        return Reason(
-            "step-room", f"{left}{'; ' + refusal.message if refusal else ', or the room for them is used up'}"
-        )
-
-    def _commit(self, decodes: list[Request], served: Sequence[tuple[Request, Demand]], room: StepRoom) -> StepPlan:
-        """Turn everything granted for this step into pages, and write the plan."""
+        It cannot fail. If it does all the same, that is a defect: those concerned fail, it is reported as a violation,
+        and everyone else goes on.
+        """
         orders: list[Order] = []
         takers: list[Request] = []
         for request, wanted in served:
@@ -222,7 +176,11 @@ class Scheduler:
             asked = room.orders(chunk, self._wanted(chunk))
             orders += asked
             takers += [chunk.request] * len(asked)
-        commit = self._arena.commit(orders)
+        try:
+            commit = self._arena.commit(orders)
+        except InvariantError as defect:
+            self._survive(defect, takers, room)
+            return None
         for request, handles in zip(takers, commit.handles, strict=True):
             if request.holding is not None:
                 self._keeper.fill(request.holding, handles)
@@ -230,6 +188,13 @@ class Scheduler:
         self._planned_steps += 1
         self._outstanding = _Outstanding(plan, tuple(decodes), room)
         return plan
+
+    def _survive(self, defect: InvariantError, takers: Sequence[Request], room: StepRoom) -> None:
+        self._violations += [Violation("L3", text) for text in defect.violations]
+        for request in takers:
+            if not request.is_ended:
+                self._roster.fail(request, f"internal error, its memory could not be committed: {defect}")
+        room.close()
 
     def _wanted(self, chunk: Chunk) -> Demand:
         assert chunk.request.holding is not None, f"{chunk.request.id} left after its chunk was planned"
@@ -243,19 +208,8 @@ class Scheduler:
         if step is None or step.plan.step != result.step:
             expected = "none" if step is None else str(step.plan.step)
             raise InvariantError([f"a result of step {result.step} came, the outstanding one is {expected}"])
-        sampled = {got.request_id: got for got in result.sampled}
-        failures = {failure.request_id: failure.message for failure in result.failures}
-        totals = self._roster.totals
-        for request in step.decodes:
-            got = sampled.get(request.id)
-            if request.state is State.DECODING and got is not None:
-                request.computed += 1
-                self._receive(request, got)
-            else:
-                self._no_token(request, failures)
-        for chunk in step.room.chunks:
-            self._apply_chunk(chunk, sampled, failures)
-        totals.computed_tokens += len(step.plan.token_ids)
+        self._outstanding = None
+        self._results.take(step.decodes, step.room.chunks, result)
         self._close_step(step)
         return self.take_updates()
 
@@ -268,7 +222,8 @@ class Scheduler:
         step = self._outstanding
         if step is None:
             return self.take_updates()
-        for request in (*step.decodes, *(chunk.request for chunk in step.room.chunks)):
+        self._outstanding = None
+        for request in step.requests:
             if not request.is_ended:
                 self._roster.fail(request, message)
         if step.plan.moves:
@@ -279,61 +234,10 @@ class Scheduler:
 
     def _close_step(self, step: _Outstanding) -> None:
         step.room.close()
-        self._outstanding = None
-        self._roster.totals.steps += 1
-        self._roster.totals.moves += len(step.plan.moves)
-
-    def _apply_chunk(self, chunk: Chunk, sampled: dict[str, Sampled], failures: dict[str, str]) -> None:
-        request, holding = chunk.request, chunk.request.holding
-        if holding is None or request.id in failures:
-            self._no_token(request, failures)
-            return
-        self._roster.totals.recomputed_tokens += max(0, min(chunk.end, request.high_water) - chunk.start)
-        request.computed = chunk.end
-        if chunk.end < request.resumed_at:
-            self._settle(request)
-            return
-        got = sampled.get(request.id)
-        if got is None:
-            self._no_token(request, failures)
-            return
-        self._roster.start_decoding(request)
-        self._receive(request, got)
-        self._settle(request)
-
-    def _receive(self, request: Request, got: Sampled) -> None:
-        """Append a token; end the request if it was the last one, else let its windows slide."""
-        history, token = request.history, got.token_id
-        finish: FinishReason | None = None
-        if token in request.stops and len(history) >= request.stops_from:
-            finish = "stop"
-        elif len(history) + 1 >= request.end:
-            finish = "length"
-        history.append(token)
-        self._roster.totals.output_tokens += 1
-        self._roster.outbox.append(NewToken(request.id, token, got.logprobs, finish))
-        holding = request.holding
-        if finish is not None:
-            self._count_finished(request)
-            self._roster.end(request)
-        elif holding is not None and request.computed >= holding.slide_at:
-            self._keeper.slide(holding, request.computed)
-            if self._keeper.may_fall(request.end, request.computed):
-                self._keeper.reprice(holding, request.resumed_at, request.end, request.computed)
-
-    def _settle(self, request: Request) -> None:
-        """After a chunk: give up what left the windows before anything else is priced, then lower the grant."""
-        if request.holding is not None:
-            self._keeper.slide(request.holding, request.computed)
-            self._keeper.reprice(request.holding, request.resumed_at, request.end, request.computed)
-
-    def _no_token(self, request: Request, failures: dict[str, str]) -> None:
-        if not request.is_ended:  # an aborted request is of no interest any more
-            self._roster.fail(request, failures.get(request.id, "the backend returned no token for this request"))
-
-    def _count_finished(self, request: Request) -> None:
-        self._roster.totals.finished += 1
-        self._gate.lengths.record(request.max_tokens, max(1, request.output_tokens))
+        totals = self._roster.totals
+        totals.steps += 1
+        totals.moves += len(step.plan.moves)
+        totals.computed_tokens += len(step.plan.token_ids)
 
     # --- what others may ask
 
@@ -369,5 +273,6 @@ class Scheduler:
     def audit(self) -> list[Violation]:
         """Recount requests, lines, pages and the arena from scratch; an empty list is a clean bill."""
         step = self._outstanding
-        busy = () if step is None else (*step.decodes, *(chunk.request for chunk in step.room.chunks))
-        return audit(self._arena, self._roster, self._rules, frozenset(request.id for request in busy))
+        busy = () if step is None else step.requests
+        found = audit(self._arena, self._roster, self._rules, frozenset(request.id for request in busy))
+        return [*self._violations, *found]

@@ -1,0 +1,100 @@
+"""Fills a step after its decodes: prefills that go on, then requests that come in, both most senior first.
+
+A new request never overtakes: nobody is admitted while a prefill that has begun goes without a chunk, and the first
+candidate that cannot enter stops all behind it. Whoever is refused gets a reason with numbers.
+"""
+
+from __future__ import annotations
+
+from halocline.memory.arena import Arena
+from halocline.memory.demand import Demand
+from halocline.memory.grant import Refusal
+from halocline.schedule.admission import Gate
+from halocline.schedule.chunk import StepRoom
+from halocline.schedule.events import Reason
+from halocline.schedule.growth import Growth
+from halocline.schedule.holding import Keeper
+from halocline.schedule.request import Request
+from halocline.schedule.roster import Roster
+from halocline.schedule.rules import Rules
+
+
+class Filler:
+    """Chunks and admissions of one step."""
+
+    def __init__(self, arena: Arena, rules: Rules, gate: Gate, keeper: Keeper, roster: Roster, growth: Growth) -> None:
+        self._arena = arena
+        self._rules = rules
+        self._gate = gate
+        self._keeper = keeper
+        self._roster = roster
+        self._growth = growth
+
+    def fill(self, room: StepRoom, reasons: dict[str, Reason]) -> None:
+        """Enter chunks into `room`; `reasons` gets an entry for who was considered and may not compute now."""
+        if self._continue_prefills(room, reasons):
+            self._admit(room, reasons)
+
+    def _continue_prefills(self, room: StepRoom, reasons: dict[str, Reason]) -> bool:
+        """Give each prefilling request its chunk; return whether all of them got one, so that new ones may come in."""
+        all_served = True
+        for request in self._roster.prefilling:
+            holding = request.holding
+            assert holding is not None, f"{request.id} prefills without a grant"
+            tokens = room.fit(request.computed, request.resumed_at, holding.grant.demand)
+            refusal = room.take(request, holding, request.computed, tokens) if tokens else None
+            if tokens == 0 or refusal is not None:
+                room.pass_floor_by()
+                all_served = False
+                reasons[request.id] = self._step_room(room, refusal)
+        return all_served
+
+    def _admit(self, room: StepRoom, reasons: dict[str, Reason]) -> None:
+        """Admit waiting requests in order of seniority; the first that cannot enter stops all behind it."""
+        while (request := self._roster.waiting.first()) is not None:
+            reason = self._try_admit(request, room)
+            if reason is not None:
+                reasons[request.id] = reason
+                return
+
+    def _try_admit(self, request: Request, room: StepRoom) -> Reason | None:
+        slots = self._rules.max_running_requests
+        if self._roster.running >= slots:
+            return Reason("slots", f"{slots} requests are running, the most that max_running_requests allows")
+        short = self._growth.short()
+        if short is not None and short is not request:
+            return Reason("senior-short", f"{short.id} is more senior and was refused memory")
+        candidate = self._gate.candidate(request)
+        tokens = room.fit(candidate.start, len(request.history), candidate.demand, candidate.demand)
+        if tokens == 0:
+            return self._why_not(request, candidate.demand, room)
+        holding = self._keeper.open(request.id, candidate.demand)
+        if isinstance(holding, Refusal):
+            return self._refused(request, holding)
+        refusal = room.take(request, holding, candidate.start, tokens)
+        if refusal is not None:
+            self._keeper.close(holding)
+            return self._step_room(room, refusal)
+        self._roster.admit(request, holding, candidate.start)
+        self._growth.grant(request)
+        return None
+
+    def _why_not(self, request: Request, demand: Demand, room: StepRoom) -> Reason:
+        refusal = self._arena.shortfall(demand)
+        if refusal is None or self._arena.fits(demand.minus(room.held_by_chunks)):
+            return self._step_room(room, refusal)
+        return self._refused(request, refusal)
+
+    def _refused(self, request: Request, refusal: Refusal) -> Reason:
+        if request.retractions and request is self._roster.most_senior():
+            self._growth.refuse(request)
+        return Reason("memory", refusal.message)
+
+    def _step_room(self, room: StepRoom, refusal: Refusal | None) -> Reason:
+        granule = self._arena.layout.granule_tokens
+        left = (
+            f"{room.tokens_left} of {self._rules.step_tokens} step tokens are left, chunks are whole {granule} tokens"
+        )
+        return Reason(
+            "step-room", f"{left}{'; ' + refusal.message if refusal else ', or the room for them is used up'}"
+        )
