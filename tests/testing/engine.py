@@ -259,7 +259,9 @@ def byte_tokenizer(*, chat: bool = False, fallback: bool = False) -> Any:
 
     special = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS}
     name_of = "<0x{:02X}>".format if fallback else BYTE_CHARACTERS.__getitem__
-    vocabulary = special | {name_of(byte): FIRST_BYTE + byte for byte in range(256)}
+    vocabulary = (
+        special | {name_of(byte): FIRST_BYTE + byte for byte in range(256)} | ({"▁": VOCAB} if fallback else {})
+    )
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=fallback))
     if fallback:
         tokenizer.normalizer = normalizers.Replace(" ", "▁")

@@ -211,9 +211,11 @@ class TextDelta(msgspec.Struct, frozen=True):
     """Tokens whose text is released now, none of a found stop string; for log-probabilities."""
     token_ids: tuple[int, ...]
     """All tokens that arrived, released or not, the end-of-sequence token included."""
+    logprobs: tuple[Logprobs | None, ...] = ()
+    """One for each of `token_ids`."""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    """The stop string that was found, if that ended the text."""
+    """The stop string or stop token that ended the text; None for the model's own end of sequence."""
 
 
 _encoder = msgspec.msgpack.Encoder()

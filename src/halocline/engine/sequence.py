@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from halocline.engine.detokenize import TextMaker
-from halocline.engine.messages import TextDelta, TokenReport, TokenText
+from halocline.engine.messages import Logprobs, TextDelta, TokenReport, TokenText
 from halocline.engine.stops import StopFinder
 from halocline.params import SamplingParams
 from halocline.schedule.events import FinishReason
@@ -29,6 +29,7 @@ class SequenceText:
         self._maker = maker
         self._detokenizer = maker.start(prompt)
         self._stops = StopFinder(params.stop)
+        self._stop_token_ids = params.stop_token_ids
         self._min_tokens = params.min_tokens
         self._shows_tokens = params.logprobs is not None
         self._inside: list[TokenReport] = []
@@ -46,16 +47,19 @@ class SequenceText:
         assert self.finish_reason is None, f"tokens after the finish reason {self.finish_reason}"
         shown: list[str] = []
         token_ids: list[int] = []
+        logprobs: list[Logprobs | None] = []
         for report in reports:
             if report.token_id is not None:
                 self.completion_tokens += 1
                 token_ids.append(report.token_id)
+                logprobs.append(report.logprobs)
             shown.append(self._take(report))
             if self.finish_reason is not None:
                 break
         text = "".join(shown)
         self._shown_characters += len(text)
-        return TextDelta(text, self._release(), tuple(token_ids), self.finish_reason, self.stop_reason)
+        tokens = self._release()
+        return TextDelta(text, tokens, tuple(token_ids), tuple(logprobs), self.finish_reason, self.stop_reason)
 
     def _take(self, report: TokenReport) -> str:
         text = ""
@@ -68,7 +72,8 @@ class SequenceText:
         if self.finish_reason is None:
             text += self._stops.flush()
             self.finish_reason = report.finish_reason
-            self.stop_reason = report.token_id if report.finish_reason == "stop" else None
+            if report.finish_reason == "stop" and report.token_id in self._stop_token_ids:
+                self.stop_reason = report.token_id
         return text
 
     def _push(self, report: TokenReport, token_id: int) -> str:
