@@ -31,6 +31,15 @@ def kv_layers(config: PreTrainedConfig, dtype_bytes: int) -> tuple[LayerKV, ...]
     of layer that the arena cannot hold.
     """
     text = text_config(config)
+    try:
+        return _kv_layers(text, dtype_bytes)
+    except AttributeError as error:
+        raise ModelError(
+            f"model type {text.model_type!r} does not describe its attention as others do: {error}"
+        ) from None
+
+
+def _kv_layers(text: PreTrainedConfig, dtype_bytes: int) -> tuple[LayerKV, ...]:
     types, settings = get_layer_types_and_kwargs(text)
     _refuse_unknown(text, types)
     layers = []
@@ -77,4 +86,6 @@ def _shape(config: Any) -> tuple[int, int, int]:
         return heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
     k_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     v_dim = getattr(config, "v_head_dim", None) or k_dim
+    if getattr(config, "multi_query", False):
+        return 1, k_dim, v_dim
     return getattr(config, "num_key_value_heads", None) or heads, k_dim, v_dim

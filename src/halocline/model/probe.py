@@ -1,8 +1,11 @@
-"""One small forward of the loaded model that checks what its config promised.
+"""Two small forwards of the loaded model that check what its config promised.
 
-A config can name windows that the code ignores, or the code can call its attention twice per layer, build masks of
-its own or attend in both directions. Served from pages such a model would answer wrongly, so it is refused at start,
-by name, and not when the first request fails.
+A config can name windows that the code ignores; the code can call its attention twice per layer, build masks of its
+own, attend in both directions, count positions by itself or mix neighbouring tokens outside its attention. Served
+from pages and in packed rows such a model would answer wrongly, so it is refused at start, by name.
+
+    alone      tokens   7 8            positions   0 1
+    packed     tokens   9 9 9 ... 7 8  positions   0 1 2 ... 0 1      the last two must give the same K and V
 """
 
 from __future__ import annotations
@@ -20,7 +23,11 @@ from halocline.errors import ModelError
 from halocline.memory.layout import LayerKV
 from halocline.memory.retention import Sliding, describe
 
-PROBE_TOKENS = 3
+_TOKENS = (7, 8)
+_BEFORE = (9,) * 16
+"""Another request's tokens in the packed row: so many that a wrong position turns K visibly."""
+_FIRST_LAYER_TOLERANCE, _TOLERANCE = 0.05, 0.25
+"""Largest relative difference of K and V. Later layers: rounding may send a token to another expert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +35,46 @@ class _Call:
     """What one layer handed to the attention function."""
 
     layer: int
-    shape: tuple[int, int, int]
-    """kv_heads, k_dim, v_dim."""
+    kv: tuple[Tensor, Tensor]
+    """Shapes (kv_heads, T, k_dim) and (kv_heads, T, v_dim)."""
     problem: str | None
     window_tokens: int | None
     names_window: bool
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """kv_heads, k_dim, v_dim."""
+        return self.kv[0].shape[0], self.kv[0].shape[2], self.kv[1].shape[2]
+
 
 @torch.inference_mode()
 def check_model(model: PreTrainedModel, layers: Sequence[LayerKV], vocab_size: int) -> None:
-    """Run `model` on three tokens and compare what its layers do with `layers`.
+    """Run `model` on a few tokens and compare what its layers do with `layers`.
 
     Raises ModelError with the first difference; leaves the model's attention implementation as it was.
     """
-    calls: list[_Call] = []
-    with _recording(model, calls):
-        ids = torch.arange(PROBE_TOKENS, device=model.device)[None]
-        try:
-            rows = torch.tensor([PROBE_TOKENS - 1], device=model.device)
-            logits = model(input_ids=ids, position_ids=ids.clone(), use_cache=False, logits_to_keep=rows).logits
-        except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, NotImplementedError) as error:
-            raise _refusal(model, f"a packed forward fails: {error}") from error
-    _compare(model, calls, {layer.layer: layer for layer in layers})
+    expected = {layer.layer: layer for layer in layers}
+    alone, logits = _forward(model, _TOKENS, range(len(_TOKENS)))
+    _compare(model, alone, expected)
     if logits.shape != (1, 1, vocab_size):
         raise _refusal(model, f"its logits are {tuple(logits.shape)}, not (1, 1, {vocab_size})")
+    packed, _ = _forward(model, (*_BEFORE, *_TOKENS), (*range(len(_BEFORE)), *range(len(_TOKENS))))
+    _compare_packed(model, alone, packed)
+
+
+def _forward(model: PreTrainedModel, tokens: Sequence[int], positions: Sequence[int]) -> tuple[list[_Call], Tensor]:
+    calls: list[_Call] = []
+    with _recording(model, calls):
+        try:
+            output = model(
+                input_ids=torch.tensor([tokens], device=model.device),
+                position_ids=torch.tensor([positions], device=model.device),
+                use_cache=False,
+                logits_to_keep=torch.tensor([len(tokens) - 1], device=model.device),
+            )
+        except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, NotImplementedError) as error:
+            raise _refusal(model, f"a packed forward fails: {error}") from error
+    return calls, output.logits
 
 
 def _compare(model: PreTrainedModel, calls: Sequence[_Call], layers: dict[int, LayerKV]) -> None:
@@ -78,15 +101,33 @@ def _compare_layer(model: PreTrainedModel, call: _Call, layer: LayerKV) -> None:
         )
 
 
+def _compare_packed(model: PreTrainedModel, alone: Sequence[_Call], packed: Sequence[_Call]) -> None:
+    differences = [
+        max(_difference(a, b[:, -len(_TOKENS) :]) for a, b in zip(one.kv, other.kv, strict=True))
+        for one, other in zip(alone, packed, strict=True)
+    ]
+    unlike = sum(difference > _TOLERANCE for difference in differences)
+    if differences[0] > _FIRST_LAYER_TOLERANCE or unlike > len(differences) // 2:
+        raise _refusal(
+            model, "a token's K and V depend on what stands before it in a packed row, or not on its given position"
+        )
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    """Return |a - b| / |a|, 0 when both are 0."""
+    a, b = a.double(), b.double()
+    return float((a - b).norm() / a.norm().clamp_min(1e-30))
+
+
 @contextmanager
 def _recording(model: PreTrainedModel, calls: list[_Call]) -> Iterator[None]:
     # The name is unique, so that two loads in one process cannot record into each other's list.
     name = f"halocline_probe_{id(calls)}"
 
     def record(
-        module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+        module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        calls.append(_describe_call(module, query, key, value, mask, kwargs))
+        calls.append(_describe_call(module, (query, key, value), attention_mask, kwargs))
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
     before = model.config._attn_implementation  # noqa: SLF001
@@ -102,8 +143,9 @@ def _recording(model: PreTrainedModel, calls: list[_Call]) -> Iterator[None]:
 
 
 def _describe_call(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
+    module: torch.nn.Module, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, kwargs: dict[str, Any]
 ) -> _Call:
+    query, key, value = qkv
     problem = None
     if mask is not None:
         problem = "it builds a mask of its own"
@@ -111,11 +153,11 @@ def _describe_call(
         problem = "it adds a bias to the scores"
     elif not kwargs.get("is_causal", getattr(module, "is_causal", True)):
         problem = "it is not causal"
-    elif key.shape[2] != PROBE_TOKENS or query.shape[2] != PROBE_TOKENS:
-        problem = f"it attends over {key.shape[2]} positions where {PROBE_TOKENS} were given"
+    elif key.shape[2] != query.shape[2]:
+        problem = f"it attends over {key.shape[2]} positions where {query.shape[2]} were given"
     return _Call(
         layer=int(getattr(module, "layer_idx", -1)),
-        shape=(key.shape[1], key.shape[3], value.shape[3]),
+        kv=(key[0], value[0]),
         problem=problem,
         window_tokens=kwargs.get("sliding_window"),
         names_window="sliding_window" in kwargs,

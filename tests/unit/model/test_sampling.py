@@ -195,8 +195,6 @@ PENALTIES = [
 
 
 def naive_penalties(logits: list[float], prompt_tokens: int, p: SamplingParams) -> list[float]:
-    logits: list[float], history: tuple[int, ...], prompt_tokens: int, p: SamplingParams
-) -> list[float]:
     result = []
     for token, x in enumerate(logits):
         value = x
