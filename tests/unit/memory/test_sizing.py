@@ -251,6 +251,6 @@ def test_sizing_a_large_model_takes_milliseconds_of_questions_not_a_scan() -> No
             return super().fits_empty(demand)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("halocline.memory.sizing.Budget", Counting)
+        patch.setattr("halocline.memory.capacity.Budget", Counting)
         longest_request(layout)
     assert len(asked) < 70
