@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from halocline.memory.budget import Budget
-from halocline.memory.demand import Demand, floor_demand, resident, slabs_needed
+from halocline.memory.demand import Demand, floor_demand, resident
 from halocline.memory.layout import ArenaLayout, LayerKV, PoolLayout, solve_layout
 from halocline.memory.retention import Chunked, Full, Retention, Sliding, State
 from halocline.memory.sizing import Limits, concurrency, start_problems, uniform_concurrency
@@ -120,7 +120,7 @@ def check_b2(layout: ArenaLayout) -> None:
     together = Demand(64 * pages for pages in one)
     assert Budget(layout).fits_empty(together)
     # What the 64 take in slabs is that, and at most the one partly used slab of the full pool.
-    assert slabs_needed(layout, together) <= 64 + 1
+    assert Budget(layout).slabs_needed(together) <= 64 + 1
 
 
 def test_b2_a_short_prompt_costs_one_state_and_one_page() -> None:

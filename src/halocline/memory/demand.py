@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from operator import add, sub
 
 from halocline.memory.layout import ArenaLayout, PoolLayout
-from halocline.memory.price import pool_resident, steady_until
+from halocline.memory.price import pool_resident
 from halocline.memory.retention import Full, State
 from halocline.units import ceil_div
 
@@ -89,45 +89,6 @@ def resident(
     return Demand([pool_resident(pool.retention, pool.page_tokens, life, lookahead_tokens) for pool in layout.pools])
 
 
-class Pricer:
-    """The resident price of one layout, for callers that re-price hundreds of requests in every step.
-
-    The price of a request without lookahead is the same through almost all of its life: it falls only where what is
-    left is too short for a worst alignment, mostly within the last page. So it is remembered per T = L + m - 1, with
-    the boundary up to which it is good (0.3 us a question); past that, `resident` answers.
-    """
-
-    __slots__ = ("_layout", "_remembered")
-
-    def __init__(self, layout: ArenaLayout) -> None:
-        self._layout = layout
-        self._remembered: dict[int, tuple[int, Demand]] = {}
-
-    def resident(
-        self, prompt_tokens: int, max_new_tokens: int, computed_tokens: int = 0, lookahead_tokens: int = 0
-    ) -> Demand:
-        """Return what `resident` returns for this layout, with the same arguments."""
-        if lookahead_tokens:
-            return resident(self._layout, prompt_tokens, max_new_tokens, computed_tokens, lookahead_tokens)
-        total_tokens = prompt_tokens + max_new_tokens - 1
-        until, demand = self._remembered.get(total_tokens) or self._remember(total_tokens)
-        if computed_tokens <= until and prompt_tokens - 1 <= until:
-            return demand
-        return resident(self._layout, prompt_tokens, max_new_tokens, computed_tokens)
-
-    def steady_until(self, total_tokens: int) -> int:
-        """Return the boundary up to which a request of T positions needs no new price; -1 when there is none."""
-        return (self._remembered.get(total_tokens) or self._remember(total_tokens))[0]
-
-    def _remember(self, total_tokens: int) -> tuple[int, Demand]:
-        if len(self._remembered) >= 4096:
-            self._remembered.clear()
-        until = min(steady_until(pool.retention, pool.page_tokens, total_tokens) for pool in self._layout.pools)
-        remembered = until, resident(self._layout, 1, total_tokens)
-        self._remembered[total_tokens] = remembered
-        return remembered
-
-
 def step_price(layout: ArenaLayout, start: int, chunk_tokens: int) -> Demand:
     """Return what a chunk of C tokens at `start` holds while it runs: every page of its `span`.
 
@@ -199,8 +160,3 @@ def floor_demand(layout: ArenaLayout, checkpoints: bool = False) -> Demand:
                 return granule // pool.page_tokens
 
     return Demand(map(pages, layout.pools))
-
-
-def slabs_needed(layout: ArenaLayout, demand: Demand) -> int:
-    """Return the slabs that hold `demand` where no page is pinned: ceil(pages / pages_per_slab), summed over pools."""
-    return sum(ceil_div(pages, pool.pages_per_slab) for pages, pool in zip(demand, layout.pools, strict=True))

@@ -129,21 +129,3 @@ def pool_resident(retention: Retention, page_tokens: int, life: tuple[int, int, 
             return chunked_resident(page_tokens, chunk_tokens, prompt_tokens, total_tokens, boundary, lookahead_tokens)
         case State():
             return 1  # one working state from the first step to the last, however many tokens (checkpoints are extra)
-
-
-def steady_until(retention: Retention, page_tokens: int, total_tokens: int) -> int:
-    """Return a boundary up to which the resident price, without lookahead, is the same as at the start; -1 if unknown.
-
-    Where T positions never fill the window, the last decode holds all of them, so the price is ceil(T / P) to the end.
-    Else the cap is reached while P whole runs are still to come (every alignment occurs): T - lo >= P. In a chunked
-    pool it is reached while P / gcd(A, P) local chunks still end: T // A - lo // A of them.
-    """
-    match retention:
-        case Sliding(window_tokens) if total_tokens > window_tokens:
-            until = total_tokens - page_tokens
-            return until if until >= window_tokens - 1 else -1
-        case Chunked(chunk_tokens) if total_tokens > chunk_tokens:
-            repeat = page_tokens // gcd(page_tokens, chunk_tokens)
-            return max(-1, (total_tokens // chunk_tokens - repeat + 1) * chunk_tokens - 1)
-        case _:
-            return total_tokens - 1

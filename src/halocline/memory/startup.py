@@ -11,7 +11,7 @@ from halocline.memory.demand import Demand, floor_demand, resident
 from halocline.memory.facts import ModelLength
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.retention import Sliding, State
-from halocline.units import ceil_div, format_bytes
+from halocline.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _arithmetic(layout: ArenaLayout, caps: Caps | None, limits: Limits, tokens: 
 
 def _terms(layout: ArenaLayout, caps: Caps | None, demand: Demand, floor: Demand) -> str:
     """Write a demand and the floor as slabs: `sliding-128: 2 + 1 (floor) pages, 1 per slab = 3 slabs of at most 1`."""
-    slabs = [ceil_div(a + b, pool.pages_per_slab) for a, b, pool in zip(demand, floor, layout.pools, strict=True)]
+    slabs = Budget(layout).slabs_by_pool(demand.plus(floor))
     parts = [
         f"{pool.name}: {own} + {spare} (floor) pages, {pool.pages_per_slab} per slab = {need} slabs"
         + ("" if cap is None else f" of at most {cap}")

@@ -11,7 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from halocline.memory.arena import Arena
-from halocline.memory.demand import Demand, resident, slabs_needed
+from halocline.memory.budget import Budget
+from halocline.memory.demand import Demand, resident
 from halocline.schedule.events import Arrive, Rejected
 from halocline.schedule.request import Request
 from halocline.schedule.rules import Rules
@@ -180,7 +181,7 @@ class Gate:
             f"{pages} + {spare} pages of {pool.name}"
             for pages, spare, pool in zip(demand, self._floor, layout.pools, strict=True)
         )
-        slabs = slabs_needed(layout, demand.plus(self._floor))
+        slabs = Budget(layout).slabs_needed(demand.plus(self._floor))
         why = f"that needs {parts} (its own + the floor), {slabs} slabs where the arena has {layout.slabs}"
         return why + self._caps_note(demand)
 

@@ -8,11 +8,9 @@ import pytest
 
 from halocline.memory.demand import (
     Demand,
-    Pricer,
     fit_chunk,
     floor_demand,
     resident,
-    slabs_needed,
     span,
     step_extra,
     step_price,
@@ -198,27 +196,3 @@ def test_one_page_less_than_the_floor_would_stop_a_prefill(pool: int) -> None:
         if not fit_chunk(layout, start, prompt, 4, resident(layout, prompt, 1, start), floor.covers)
     ]
     assert stuck
-
-
-def test_slabs_are_rounded_up_pool_by_pool() -> None:
-    layout = small_layout(Full(), State(), page_tokens=4, state_bytes=512)  # 4 full pages or 1 state per slab
-    assert [pool.pages_per_slab for pool in layout.pools] == [4, 1]
-    assert slabs_needed(layout, Demand((5, 2))) == 4
-
-
-def test_the_pricer_forgets_rather_than_grows_without_end() -> None:
-    pricer = Pricer(FOUR_KINDS)
-    for new in range(1, 5000):
-        pricer.resident(1, new)
-    assert pricer.resident(7, 9) == resident(FOUR_KINDS, 7, 9)
-
-
-def test_the_pricer_says_until_when_a_price_is_good() -> None:
-    layout = small_layout(Full(), Sliding(6), page_tokens=4)
-    until = Pricer(layout).steady_until(100)
-    assert until == 96
-    assert resident(layout, 50, 51, until) == resident(layout, 50, 51)
-
-
-def test_the_pricer_counts_lookahead_as_resident_does() -> None:
-    assert Pricer(FOUR_KINDS).resident(9, 9, 3, 2) == resident(FOUR_KINDS, 9, 9, 3, 2)
