@@ -2,10 +2,10 @@
 
     python benchmarks/control_plane.py [--steps 400] [--running 256]
 
-Shape: Gemma 3 27B in bf16 (10 full + 52 sliding layers, 16-token pages). `step_256_ms` is plan + apply of a step in which
-256 requests decode and a sixteenth of them needs a page (their windows are full, so as many give one up). `prompt_12k_us`
-is reserve + commit + release of every page that a 12,000-token prompt touches in both pools. Medians; the last line is
-one JSON object. Run it on an idle machine.
+Shape: Gemma 3 27B in bf16 (10 full + 52 sliding layers, 16-token pages). `step_256_ms` is plan + apply of a step in
+which 256 requests decode and a sixteenth of them needs a page (their windows are full, so as many give one up).
+`prompt_12k_us` is reserve + commit + release of every page that a 12,000-token prompt touches in both pools. Medians;
+the last line is one JSON object. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def decoding_scheduler(running: int, steps: int) -> Scheduler:
 
 
 def time_steps(running: int, steps: int) -> list[float]:
-    """Return the seconds of plan + apply, one figure a step; making the result is the backend's work and not counted."""
+    """Return the seconds of plan + apply of each step; making the result is the backend's work and not counted."""
     scheduler, seconds = decoding_scheduler(running, steps), []
     for _ in range(steps):
         begin = perf_counter()
