@@ -181,7 +181,7 @@ class Commit:
     """Handles of cached pages that died, per pool: whoever cached them must forget them."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Pin:
     """Pages that must stay where they are, for a reader outside the stream. Written by the arena only."""
 

@@ -61,7 +61,7 @@ class Pool:
     """Pages of one pool. `per_slab` pages lie in a slab; arrays are over pages or over indices, as each says."""
 
     __slots__ = (
-        "_live_bytes", "_mask", "_shelves", "claims", "fill", "handle_of", "index_at", "live", "live_pages", "number",
+        "_mask", "_shelves", "claims", "fill", "handle_of", "index_at", "live", "live_pages", "number",
         "owner", "per_slab", "pinned_in_slab", "pins", "place", "queue", "scratch", "slabs", "state", "stock",
         "stride_bytes",
     )  # fmt: skip
@@ -73,8 +73,7 @@ class Pool:
         self.stock = stock
         pages = stock.slabs * self.per_slab
         assert pages < INDEX_MASK, f"{pages} pages in pool {layout.name}; page numbers are 32-bit"
-        self._live_bytes = bytearray(pages)
-        self.live = np.frombuffer(self._live_bytes, np.uint8)
+        self.live = np.zeros(pages, np.uint8)
         """By page: 1 where it is not free."""
         self.index_at = np.arange(pages, dtype=np.int64)
         """By page."""
@@ -117,8 +116,8 @@ class Pool:
         first = slabs[0] * self.per_slab
         self.live_pages += count
         if count == 1:
-            page = self._live_bytes.find(0, first, first + self.per_slab)
-            self._live_bytes[page] = 1
+            page = first + int(self.live[first : first + self.per_slab].argmin())
+            self.live[page] = 1
             self._shelve(slabs[0], self.fill[slabs[0]] + 1)
             return np.array((page,), np.int64)
         rows, columns = np.nonzero(self.live.reshape(-1, self.per_slab)[slabs] == 0)
@@ -164,7 +163,7 @@ class Pool:
         self.state[index] = FREE
         self.handle_of[index] += GENERATION
         self.live_pages -= 1
-        self._live_bytes[page] = 0
+        self.live[page] = 0
         emptied: list[int] = []
         self._sink(page // self.per_slab, 1, emptied)
         if emptied:

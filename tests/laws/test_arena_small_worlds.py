@@ -1,0 +1,245 @@
+"""Small worlds, exhaustively: every history of acts up to a depth, from several starts, with three pools, pins, caps.
+
+After each history: the audit, the bytes and the naive model (L1, L2, L5, L6, L13), the brute-force oracle at the border
+of what fits (L3), all that is promised committed at once on a copy (L3), and no freeing act ever took a yes away (L4).
+Histories that lead to the same world, up to the names of handles, are followed once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from halocline.memory.demand import Demand, zero
+from testing.memory import Holding, World, arena, can_place
+
+NOTHING = zero(3)
+GRID = [Demand(pages) for pages in itertools.product(range(3), repeat=3)]
+
+Act = Callable[[World], bool]
+"""Does one thing and returns True, or does nothing and returns False where it does not apply."""
+
+
+def reserve(*pages: int) -> Act:
+    return lambda world: world.reserve(Demand(pages)) is not None
+
+
+def commit_all(world: World) -> bool:
+    return bool(any(world.promised()) or world.arena.awaits_commit) and world.commit_all() is not None
+
+
+def commit_one(world: World) -> bool:
+    for holding in world.holdings:
+        for pool, room in enumerate(holding.grant.room):
+            if room:
+                world.commit([(holding, Demand(int(p == pool) for p in range(3)), None)])
+                return True
+    return False
+
+
+def part(pool: int, at: int, fate: str) -> Act:
+    def act(world: World) -> bool:
+        holding = next((holding for holding in world.holdings if holding.handles[pool]), None)
+        if holding is not None:
+            leave = world.free if fate == "free" else world.cache
+            leave(holding, pool, [holding.handles[pool][at]])
+        return holding is not None
+
+    return act
+
+
+def release(at: int) -> Act:
+    def act(world: World) -> bool:
+        if world.holdings:
+            world.release(world.holdings[at])
+            return True
+        return False
+
+    return act
+
+
+def lock(*pages: int) -> Act:
+    """Lock the oldest cached page of each pool, and the pages that only a transfer keeps for the cache."""
+
+    def act(world: World) -> bool:
+        kept = [[h for h, fate in transfer.items() if fate == "cached"] for transfer in world.transfer]
+        chosen = [cached[:1] + more for cached, more in zip(world.cached, kept, strict=True)]
+        return any(chosen) and world.lock(chosen, Demand(pages)) is not None
+
+    return act
+
+
+def unlock(world: World) -> bool:
+    if any(world.locked):
+        world.unlock(world.locked_copy(), world.holdings[0] if world.holdings else None)
+        return True
+    return False
+
+
+def pin(at: int) -> Act:
+    """Pin one held page of each pool."""
+
+    def act(world: World) -> bool:
+        held = [world.locked[p] + [h for owner in world.holdings for h in owner.handles[p]] for p in range(3)]
+        if any(held):
+            world.pin([[handles[at]] if handles else [] for handles in held])
+            return True
+        return False
+
+    return act
+
+
+def unpin(world: World) -> bool:
+    if world.pins:
+        world.unpin(world.pins[0])
+        return True
+    return False
+
+
+FREEING = {
+    "free full",
+    "free last full",
+    "free sliding",
+    "cache full",
+    "release oldest",
+    "release newest",
+    "unlock",
+    "unpin",
+}
+ACTS: dict[str, Act] = {
+    "reserve 2,1,0": reserve(2, 1, 0),
+    "reserve 0,0,1": reserve(0, 0, 1),
+    "commit all": commit_all,
+    "commit one": commit_one,
+    "free full": part(0, 0, "free"),
+    "free last full": part(0, -1, "free"),
+    "free sliding": part(1, 0, "free"),
+    "cache full": part(0, 0, "cache"),
+    "release oldest": release(0),
+    "release newest": release(-1),
+    "lock": lock(0, 0, 0),
+    "lock and reserve": lock(1, 0, 0),
+    "unlock": unlock,
+    "pin first": pin(0),
+    "pin last": pin(-1),
+    "unpin": unpin,
+}
+
+CAPS: dict[str, tuple[int | None, ...] | None] = {"shared": None, "capped": (2, None, 1)}
+
+
+def empty(caps: tuple[int | None, ...] | None) -> World:
+    return World(arena(full=2, sliding=3, state=1, slabs=3, caps=caps), caps)
+
+
+def full_of_holes(caps: tuple[int | None, ...] | None) -> World:
+    """Two slabs of full pages, one page each, the third slab with a window page: a state needs a move."""
+    world = empty(caps)
+    owner = _hold(world, 4, 1, 0)
+    world.free(owner, 0, owner.handles[0][1:3])
+    world.arena.shrink(owner.grant, owner.grant.held)
+    return world
+
+
+def full_of_cache(caps: tuple[int | None, ...] | None) -> World:
+    """Everything cached except one page in each of two slabs."""
+    world = empty(caps)
+    owner = _hold(world, 4, 3, 0)
+    world.cache(owner, 0, owner.handles[0][1:3])
+    world.cache(owner, 1, owner.handles[1][:2])
+    world.arena.shrink(owner.grant, owner.grant.held)
+    return world
+
+
+def scattered_pins(caps: tuple[int | None, ...] | None) -> World:
+    """Two held pages in two slabs, one pinned, neighbours cached: pinning the other must gather."""
+    world = empty(caps)
+    owner = _hold(world, 4, 0, 0)
+    world.cache(owner, 0, owner.handles[0][1:3])
+    world.arena.shrink(owner.grant, owner.grant.held)
+    world.pin([[owner.handles[0][0]], [], []])
+    return world
+
+
+def _hold(world: World, *pages: int) -> Holding:
+    holding = world.reserve(Demand(pages))
+    assert holding is not None
+    world.commit_all()
+    return holding
+
+
+STARTS = {"empty": empty, "holes": full_of_holes, "cache": full_of_cache, "pins": scattered_pins}
+
+
+def histories(start: World, depth: int) -> Iterator[tuple[tuple[str, ...], World]]:
+    """Yield every world that a history of at most `depth` acts leads to, with the shortest such history, once each."""
+    seen = {start.fingerprint()}
+    frontier = deque([((), pickle.dumps(start))])
+    while frontier:
+        done, state = frontier.popleft()
+        for name, act in ACTS.items():
+            world: World = pickle.loads(state)
+            yes_before = [demand for demand in GRID if world.arena.fits(demand)]
+            if not act(world):
+                continue
+            if name in FREEING:
+                lost = [demand for demand in yes_before if not world.arena.fits(demand)]
+                assert not lost, f"L4: after {(*done, name)} {lost} no longer fit"
+            fingerprint = world.fingerprint()
+            if fingerprint in seen:
+                continue
+            seen.add(fingerprint)
+            yield (*done, name), world
+            if len(done) + 1 < depth:
+                frontier.append(((*done, name), pickle.dumps(world)))
+
+
+def check_border(world: World) -> None:
+    """The most of each pool that fits can be placed, one page more cannot."""
+    key = (tuple(world.held()), tuple(world.promised()), tuple(map(frozenset, world.pinned_places())), world.caps)
+    for pool in range(3):
+        most = world.arena.most(pool, NOTHING)
+        for more, possible in ((most, True), (most + 1, False)):
+            demand = Demand(more if p == pool else 0 for p in range(3))
+            assert world.arena.fits(demand) == possible
+            assert oracle(key, demand, world) == possible, f"{more} more pages of pool {pool}"
+
+
+def oracle(key: object, demand: Demand, world: World) -> bool:
+    """`can_place`, remembered by all that it depends on."""
+    if (key, demand) not in ANSWERS:
+        ANSWERS[key, demand] = can_place(world, demand)
+    return ANSWERS[key, demand]
+
+
+ANSWERS: dict[tuple[object, Demand], bool] = {}
+
+
+def explore(start: str, policy: str, depth: int) -> int:
+    count = 0
+    for done, world in histories(STARTS[start](CAPS[policy]), depth):
+        try:
+            world.check()
+            check_border(world)
+            world.check_every_grant_commits()
+        except Exception as error:
+            raise AssertionError(f"after {done}: {error}") from error
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("policy", CAPS)
+@pytest.mark.parametrize("start", STARTS)
+def test_all_laws_hold_after_every_short_history(start, policy):
+    assert explore(start, policy, depth=3) > 400
+
+
+@pytest.mark.parametrize("policy", CAPS)
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.laws
+def test_all_laws_hold_after_every_longer_history(start, policy):
+    assert explore(start, policy, depth=5) > 10_000
