@@ -24,12 +24,13 @@ def choose_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ModelError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
-            raise ModelError(f"device {name!r} is not there: {count} CUDA devices are visible; use --device cpu")
-        return torch.device("cuda", device.index or 0)
-    return device
+    if device.type != "cuda":
+        return device
+    # torch keeps the index in a signed byte: cuda:999 has a negative one.
+    index, count = device.index or 0, torch.cuda.device_count()
+    if not 0 <= index < count:
+        raise ModelError(f"device {name!r} is not there: {count} CUDA devices are visible; use --device cpu")
+    return torch.device("cuda", index)
 
 
 def choose_dtype(name: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:

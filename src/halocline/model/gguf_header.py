@@ -39,11 +39,12 @@ def read_gguf_header(path: Path) -> GgufHeader:
     Raises ModelError when the file is no GGUF file, is damaged, or is shorter than its header promises.
     """
     size = path.stat().st_size
-    if size < 24 or path.open("rb").read(4) != MAGIC:
-        raise ModelError(f"{str(path)!r} is not a GGUF file (it does not start with GGUF; {size} bytes)")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with path.open("rb") as file:
+        if size < 24 or file.read(4) != MAGIC:
+            raise ModelError(f"{str(path)!r} is not a GGUF file (it does not start with GGUF; {size} bytes)")
         try:
-            return _Reader(data).header(size)
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _Reader(data).header(size)
         except (struct.error, UnicodeDecodeError, KeyError, ValueError, OverflowError) as error:
             raise ModelError(f"the GGUF file {str(path)!r} is damaged ({error}); fetch it again") from None
 

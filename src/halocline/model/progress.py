@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -51,9 +52,9 @@ class Stages:
 
 @contextmanager
 def transformers_is_silent() -> Iterator[None]:
-    """Keep the bars and warnings of `transformers` off the terminal: ours say the same once, and errors still raise."""
+    """Keep bars and log lines of `transformers` off the terminal: ours say the same once, and errors still raise."""
     level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity(logging.CRITICAL)
     transformers_logging.disable_progress_bar()
     try:
         yield
