@@ -27,6 +27,7 @@ PoolSpec = tuple[Retention, int, int]
 
 FULL_AND_WINDOW: tuple[PoolSpec, ...] = ((Full(), 4, 3), (Sliding(6), 4, 1))
 THREE_POOLS: tuple[PoolSpec, ...] = ((Full(), 4, 2), (Sliding(5), 2, 3), (State(), 1, 1))
+MIXED: tuple[PoolSpec, ...] = ((Full(), 4, 3), (Sliding(5), 2, 5), (State(), 1, 2))
 FOUR_POOLS: tuple[PoolSpec, ...] = ((Full(), 4, 2), (Sliding(6), 2, 3), (Chunked(8), 4, 2), (State(), 1, 1))
 
 
