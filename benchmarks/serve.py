@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 
 from halocline.cli.load import Load, first_model, run_load
-from halocline.cli.watch import Watch
+from halocline.cli.watch import PEAK_RUNNING, Watch
 from halocline.config import Config
 from halocline.serve import running_server
 from halocline.units import MIB, ceil_div
@@ -111,7 +111,7 @@ async def peak(url: str, load: Load) -> int:
     await first_model(url)
     async with Watch(url) as watch:
         await run_load(url, MODEL, load)
-    return watch.peak_running
+    return int(watch.last[PEAK_RUNNING])
 
 
 def on_paper(tokens: int, page_tokens: int = 16) -> tuple[int, int]:

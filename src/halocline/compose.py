@@ -10,7 +10,7 @@ Both lay out memory with the same function from the same numbers, so what was pr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from halocline.schedule.scheduler import Scheduler
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from halocline.model.chat import ChatTemplate
     from halocline.model.loading import LoadedModel
     from halocline.model.sources import ModelSource
 
@@ -90,37 +91,13 @@ def prepare(config: Config, *, quiet: bool = False) -> Prepared:
     return Prepared(config, source, memory)
 
 
-class ModelPrompts:
-    """Text and messages to tokens, by the model's own tokenizer and template (`engine.front.Prompts`)."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        from halocline.model.chat import chat_template
-        from halocline.model.loading import load_tokenizer
-
-        self.tokenizer = load_tokenizer(prepared.source)
-        self._template = chat_template(self.tokenizer, prepared.config.chat_template)
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the model, or the operator, brings a template."""
-        return not self._template.is_fallback
-
-    def encode(self, text: str) -> Sequence[int]:
-        """Return the tokens of a plain prompt, with the special tokens that the model wants."""
-        return list(self.tokenizer.encode(text))
-
-    def encode_chat(self, messages: list[dict[str, str]]) -> Sequence[int]:
-        """Return the tokens of a conversation, up to where the assistant speaks."""
-        return self._template.encode(messages)
-
-
 async def open_front(prepared: Prepared, on_progress: Progress | None = None) -> FrontEnd:
     """Start the engine process, load the tokenizer meanwhile, and return both as one."""
-    reading = asyncio.create_task(asyncio.to_thread(ModelPrompts, prepared))
+    reading = asyncio.create_task(asyncio.to_thread(_chat, prepared))
     client = None
     try:
         client = await EngineClient.start(prepared.spec, on_progress)
-        prompts = await reading
+        chat = await reading
     except BaseException:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -129,11 +106,18 @@ async def open_front(prepared: Prepared, on_progress: Progress | None = None) ->
         raise
     return FrontEnd(
         client,
-        prompts,
+        chat,
         model_name=prepared.model_name,
         health_seconds=prepared.config.health_seconds,
         seed=prepared.config.seed,
     )
+
+
+def _chat(prepared: Prepared) -> ChatTemplate:
+    from halocline.model.chat import chat_template
+    from halocline.model.loading import load_tokenizer
+
+    return chat_template(load_tokenizer(prepared.source), prepared.config.chat_template)
 
 
 def lay_out(config: Config, model_config: PreTrainedConfig, budget_bytes: int) -> Memory:

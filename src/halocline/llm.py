@@ -127,9 +127,7 @@ class AsyncLLM:
         )
         generations: list[Generation] = []
         try:
-            for index in range(params.n):
-                # One by one and into the list at once: when the third is refused, the first two must be closed.
-                generations.append(await self._running.generate(token_ids, params, index=index))  # noqa: PERF401
+            await self._submit(token_ids, params, generations)
             async for index, delta in _merge(generations):
                 grow(output.outputs[index], delta, self._running.token)
                 output.finished = all(each.finish_reason for each in output.outputs)
@@ -137,6 +135,15 @@ class AsyncLLM:
         finally:
             for generation in generations:
                 generation.close()
+
+    async def _submit(self, token_ids: Sequence[int], params: SamplingParams, accepted: list[Generation]) -> None:
+        """Submit all completions of a prompt at once; `accepted` gets those that run, also when one is refused."""
+        asked = (self._running.generate(token_ids, params, index=index) for index in range(params.n))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        accepted += [answer for answer in answers if not isinstance(answer, BaseException)]
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
 
 
 class LLM:

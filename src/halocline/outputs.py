@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from halocline.engine.messages import TextDelta, TokenText
+from halocline.engine.messages import Logprobs, TextDelta
 from halocline.errors import ParameterError
 from halocline.params import SamplingParams
 from halocline.schedule.events import FinishReason
@@ -37,7 +37,7 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     """The stop string or token that ended it, if one did."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """For each token whose text is shown: its own log-probability and those of the most probable ones, by token id."""
+    """For each of `token_ids`: its own log-probability and those of the most probable ones, by token id."""
 
 
 @dataclass(slots=True)
@@ -87,20 +87,18 @@ def grow(output: CompletionOutput, delta: TextDelta, text_of: Callable[[int], tu
     output.token_ids += delta.token_ids
     output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
     if output.logprobs is not None:
-        output.logprobs += [_logprobs(token, lambda token_id: text_of(token_id)[0]) for token in delta.tokens]
+        output.logprobs += [
+            _logprobs(token_id, found, lambda token_id: text_of(token_id)[0])
+            for token_id, found in zip(delta.token_ids, delta.logprobs, strict=True)
+        ]
 
 
 def empty_completion(index: int, params: SamplingParams) -> CompletionOutput:
     return CompletionOutput(index, logprobs=None if params.logprobs is None else [])
 
 
-def _logprobs(token: TokenText, text_of: Callable[[int], str]) -> dict[int, Logprob]:
-    found = token.logprobs
-    assert found is not None, f"token {token.token_id} came without the log-probabilities that were asked for"
-    own = {token.token_id: Logprob(found.token_logprob, found.rank, token.text)}
-    best = enumerate(found.top, start=1)
-    return own | {
-        token_id: Logprob(logprob, rank, text_of(token_id))
-        for rank, (token_id, logprob) in best
-        if token_id != token.token_id
-    }
+def _logprobs(token_id: int, found: Logprobs | None, text_of: Callable[[int], str]) -> dict[int, Logprob]:
+    assert found is not None, f"token {token_id} came without the log-probabilities that were asked for"
+    own = {token_id: Logprob(found.token_logprob, found.rank, text_of(token_id))}
+    best = {each: Logprob(logprob, rank, text_of(each)) for rank, (each, logprob) in enumerate(found.top, start=1)}
+    return own | {each: value for each, value in best.items() if each != token_id}

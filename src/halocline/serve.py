@@ -9,9 +9,7 @@ second one ends at once. The engine process ends with this one, however this one
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -19,27 +17,24 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import uvicorn
 import yaml
 
 from halocline.api.app import create_app
+from halocline.api.server import LAST_WORDS_SECONDS, Server, listen
 from halocline.compose import Prepared, open_front, prepare
 from halocline.config import Config
-from halocline.engine.front import FrontEnd
-from halocline.errors import ConfigError, EngineDeadError
+from halocline.errors import EngineDeadError
 from halocline.units import format_bytes
 
 logger = logging.getLogger("halocline.serve")
 
 SERVING_AT = "serving at "
 """The line that says where; programs that start a server wait for it."""
-LAST_ERRORS_SECONDS = 5.0
-"""After the drain, streams get so long to deliver their last event."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
@@ -47,7 +42,7 @@ def run_server(config: Config) -> int:
     """Serve until told to stop; returns the exit code. Raises ConfigError or ModelError before it serves."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
     logging.getLogger("halocline").setLevel(config.log_level.upper())
-    with bound(config.host, config.port) as listener:
+    with listen(config.host, config.port) as listener:
         prepared = prepare(config)
         say(f"{prepared.model_name}: {prepared.source.folder}")
         if prepared.memory is not None:
@@ -56,103 +51,44 @@ def run_server(config: Config) -> int:
 
 
 async def _serve(prepared: Prepared, listener: socket.socket) -> int:
-    end = _End(prepared.config.drain_seconds)
     try:
-        front = await open_front(prepared, lambda text, fraction: say(text))
+        with _signals_cancel_this():
+            front = await open_front(prepared, lambda text, fraction: say(text))
     except asyncio.CancelledError:
+        # Told to stop before there was anything to serve.
         return 0
     try:
         if prepared.memory is None:
-            say(f"arena: {format_bytes(front.client.hello.capacity['arena_bytes'])}, what the device has left")
+            say(f"arena {format_bytes(front.client.hello.capacity['arena_bytes'])}: what the device has left")
         app = create_app(front, api_key=prepared.config.api_key)
-        server = _Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
-        end.of(server, front)
-        url = _url(listener)
+        server = Server(app, front, listener, drain_seconds=prepared.config.drain_seconds)
+        url = _url(*server.address)
         say(f"{SERVING_AT}{url}", *_try_it(url, prepared), "Ctrl-C stops")
-        await server.serve(sockets=[listener])
+        code = await server.serve()
         was_dead = front.client.dead_reason is not None
     finally:
         violations = await front.client.close()
-    return 1 if violations or was_dead else 0
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn without its own signal handling: stopping a model server takes two more steps."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
-class _End:
-    """What SIGINT and SIGTERM do: before serving, give up; then drain; at the second one, end at once."""
-
-    def __init__(self, drain_seconds: float) -> None:
-        self._drain_seconds = drain_seconds
-        self._loop = asyncio.get_running_loop()
-        self._starting = asyncio.current_task()
-        self._serving: tuple[_Server, FrontEnd] | None = None
-        self._stopping: asyncio.Task[None] | None = None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, self._on_signal, number)
-
-    def of(self, server: _Server, front: FrontEnd) -> None:
-        """From now on there is something to drain."""
-        self._serving = (server, front)
-
-    def _on_signal(self, number: int) -> None:
-        if self._serving is None:
-            assert self._starting is not None, "the server starts inside a task"
-            self._starting.cancel()
-        elif self._stopping is None:
-            say("stopping: no new requests; Ctrl-C again ends at once")
-            self._stopping = self._loop.create_task(self._drain(*self._serving))
-        else:
-            # The kernel closes what is open; the engine sees that, removes its sockets and ends too.
-            os._exit(128 + number)
-
-    async def _drain(self, server: _Server, front: FrontEnd) -> None:
-        server.should_exit = True
-        failed = await front.drain(self._drain_seconds)
-        if failed:
-            say(f"{failed} sequences did not end within {self._drain_seconds:g} s and got an error")
-        await asyncio.sleep(LAST_ERRORS_SECONDS)
-        server.force_exit = True
+    return 1 if violations or was_dead else code
 
 
 @contextmanager
-def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Yield a socket bound to `host` and `port`; raises ConfigError when that is impossible."""
+def _signals_cancel_this() -> Iterator[None]:
+    """While this lasts, SIGINT and SIGTERM cancel the task that asked."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "only a task can be cancelled"
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(
-            [f"cannot listen on {host!r} ({error.strerror}); set --host to an address of this machine"]
-        ) from error
-    with listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-            # Listening now takes the port; clients that come before the model is loaded wait instead of failing.
-            listener.listen(2048)
-        except OSError as error:
-            raise ConfigError([_no_port(host, port, error)]) from error
-        yield listener
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
 
 
-def _no_port(host: str, port: int, error: OSError) -> str:
-    if isinstance(error, PermissionError):
-        return f"port {port} on {host} needs more rights; set --port above 1023"
-    return (
-        f"port {port} on {host} is in use ({error.strerror}); stop what listens there, or set --port 0 for a free one"
-    )
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{host}:{port}"
+def _url(host: str, port: int) -> str:
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    host = everywhere.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _try_it(url: str, prepared: Prepared) -> list[str]:
@@ -224,7 +160,7 @@ def _stop(process: subprocess.Popen[str], drain_seconds: float) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
-        process.wait(drain_seconds + LAST_ERRORS_SECONDS + 30)
+        process.wait(drain_seconds + LAST_WORDS_SECONDS + 30)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

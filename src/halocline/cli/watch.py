@@ -14,6 +14,7 @@ EVERY_SECONDS = 0.2
 USED = "halocline_arena_used_bytes"
 RETRACTIONS = "halocline_retractions_total"
 POOL = "halocline_arena_pool_bytes"
+PEAK_RUNNING = "halocline_peak_running"
 
 
 class Watch:
@@ -74,9 +75,10 @@ def running_requests(figures: dict[str, float]) -> int:
 
 
 def bytes_by_pool(figures: dict[str, float]) -> dict[str, int]:
-    """Return the used bytes of each pool."""
-    return {
-        name.removeprefix(f"{POOL}{{").removesuffix("}"): int(value)
-        for name, value in figures.items()
-        if name.startswith(f"{POOL}{{")
-    }
+    """Return the used bytes of each pool, over all owners."""
+    pools: dict[str, int] = {}
+    for name, value in figures.items():
+        if name.startswith(f"{POOL}{{"):
+            _, _, pool = name.removesuffix("}").rpartition(",")
+            pools[pool] = pools.get(pool, 0) + int(value)
+    return pools
