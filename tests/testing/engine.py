@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -282,13 +282,9 @@ def byte_tokenizer(*, chat: bool = False, fallback: bool = False) -> Any:
     return wrapped
 
 
-class FakeChat:
-    """What `model.chat` gives, around the tokenizer of bytes."""
+def fake_chat(*, is_fallback: bool = False, template: str | None = None) -> Any:
+    """Return the real `model.chat.ChatTemplate` around the tokenizer of bytes."""
+    from halocline.model.chat import ChatTemplate
 
-    def __init__(self, *, is_fallback: bool = False, fallback_bytes: bool = False) -> None:
-        self.tokenizer = byte_tokenizer(chat=True, fallback=fallback_bytes)
-        self.is_fallback = is_fallback
-
-    def encode(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+    tokenizer = byte_tokenizer(chat=True)
+    return ChatTemplate(tokenizer, template or tokenizer.chat_template, is_fallback=is_fallback)

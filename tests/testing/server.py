@@ -18,12 +18,14 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import httpx
+
 from halocline.api.app import create_app
 from halocline.api.server import Server, listen
 from halocline.engine.client import EngineClient
 from halocline.engine.front import Chat, FrontEnd
 from halocline.engine.messages import Snapshot, Spec
-from testing.engine import FakeChat, fake_spec
+from testing.engine import fake_chat, fake_spec
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 60.0
@@ -80,13 +82,14 @@ def live_server(
 ) -> Iterator[LiveServer]:
     """Serve until the block ends; `settings` go to the fake engine, `spec` and `chat` replace it by another."""
     health_seconds, drain_seconds = settings.pop("health_seconds", 30.0), settings.pop("drain_seconds", 0.0)
+    unread_tokens = settings.pop("unread_tokens", 4096)
     ready: list[LiveServer | BaseException] = []
     started = threading.Event()
 
     async def serve() -> None:
-        client = await EngineClient.start(spec or fake_spec(**settings))
+        client = await EngineClient.start(spec or fake_spec(**settings), unread_tokens=unread_tokens)
         try:
-            front = FrontEnd(client, chat or FakeChat(), health_seconds=health_seconds)
+            front = FrontEnd(client, chat or fake_chat(), health_seconds=health_seconds)
             server = Server(
                 create_app(front, api_key=api_key), front, listen("127.0.0.1", 0), drain_seconds=drain_seconds
             )
@@ -121,11 +124,21 @@ def live_server(
     assert ready[1:] == [], ready[1:]
 
 
+def events(http: httpx.Client, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:
+    """Return the events of a stream, which must end with [DONE]."""
+    with http.stream("POST", path, json=body | {"stream": True}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
 async def main(settings: dict[str, Any]) -> int:
     """Serve the fake in this process, with its signals; prints the address and the engine's process id."""
     drain_seconds = settings.pop("drain_seconds", 5.0)
     client = await EngineClient.start(fake_spec(**settings))
-    front = FrontEnd(client, FakeChat())
+    front = FrontEnd(client, fake_chat())
     server = Server(create_app(front), front, listen("127.0.0.1", 0), drain_seconds=drain_seconds)
     print(json.dumps({"port": server.address[1], "engine": client.pid}), flush=True)
     code = await server.serve()

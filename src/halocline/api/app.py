@@ -149,7 +149,8 @@ class Routes:
         if self._api_key is None:
             return
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self._api_key):
+        # Headers are bytes; Starlette shows each as one character.
+        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("latin-1"), self._api_key):
             raise ApiError(
                 401,
                 "the API key is missing or wrong; send it as `Authorization: Bearer KEY`",

@@ -71,6 +71,8 @@ COMMANDS_KEPT = 100_000
 """Commands that the engine has not read; beyond, new requests are refused."""
 GOODBYE_SECONDS = 10.0
 """An engine that has not ended by then is killed."""
+REPORTS_IN_A_ROW = 8
+"""A report that is there already is received without a look at the event loop; after so many, others get their turn."""
 DEATHBED_MS = 200
 """How long to listen for an engine's last words once it has ended."""
 
@@ -256,7 +258,9 @@ class EngineClient:
 
     async def _pump(self, link: _Link) -> None:
         while True:
-            self._take(await link.reports.recv())
+            for _ in range(REPORTS_IN_A_ROW):
+                self._take(await link.reports.recv())
+            await asyncio.sleep(0)
 
     def _take(self, frame: bytes) -> None:
         self._heard_at = self._loop.time()

@@ -75,19 +75,19 @@ def judge(sight: Sight, limit_seconds: float) -> Health:
         return Health("dead", sight.dead_reason)
     if sight.is_draining:
         return Health("draining", "the server is stopping and takes no new requests")
-    if sight.waiting_sequences and sight.silent_seconds >= limit_seconds:
-        return Health(
-            "silent",
-            f"the engine has {sight.waiting_sequences} sequences and has said nothing for "
-            f"{sight.silent_seconds:.1f} s (limit {limit_seconds:g} s)",
-            blocked,
-        )
     if snapshot.stalled_seconds >= limit_seconds:
         waits = f"; request {blocked['request']} waits for {blocked['reason']}: {blocked['detail']}" if blocked else ""
         return Health(
             "stalled",
             f"work waits and nothing was admitted, computed or freed for {snapshot.stalled_seconds:.1f} s "
             f"(limit {limit_seconds:g} s){waits}",
+            blocked,
+        )
+    if sight.waiting_sequences and sight.silent_seconds >= limit_seconds:
+        return Health(
+            "silent",
+            f"the engine has {sight.waiting_sequences} sequences and has said nothing for "
+            f"{sight.silent_seconds:.1f} s (limit {limit_seconds:g} s)",
             blocked,
         )
     return Health("ok", "serving")

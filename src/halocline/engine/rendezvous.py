@@ -1,6 +1,6 @@
 """Where the two processes meet: a private folder for the sockets, and pipes that end when a process does.
 
-    /tmp/halocline-XXXX/  0700   lock, commands.sock, reports.sock
+    /tmp/halocline-engine-XXXX/  0700   lock, commands.sock, reports.sock
 
 Both processes hold a shared flock on `lock`, so "nobody lives here any more" is a question to the kernel that a reused
 process id or another pid namespace cannot answer wrongly. Whoever is left removes the folder; if both were killed at
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from select import select
 
-PREFIX = "halocline-"
+PREFIX = "halocline-engine-"
 LONGEST_SOCKET_PATH = 100
 """Bytes; the kernel allows 107."""
 PARENT_POLL_SECONDS = 1.0

@@ -1,0 +1,63 @@
+"""The figures that Prometheus gets: names with units, bytes that add up."""
+
+from __future__ import annotations
+
+import re
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from halocline.engine.messages import Snapshot
+from halocline.engine.metrics import Metrics
+from halocline.params import SamplingParams
+from halocline.schedule.events import Arrive
+from testing.engine import PAGE_BYTES, FakeScheduler, ids_of
+
+
+def snapshot() -> Snapshot:
+    scheduler = FakeScheduler(pages=10)
+    scheduler.handle(Arrive("a", tuple(ids_of("hi")), SamplingParams(max_tokens=30), 0))
+    scheduler.plan(0.0)
+    return Snapshot(
+        figures=scheduler.figures(), counters={"prompt_tokens": 2}, refusals={"overloaded": 3}, waiting={"memory": 4}
+    )
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    found = {}
+    for family in families:
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def test_the_arenas_bytes_are_conserved_in_every_scrape() -> None:
+    values = samples(Metrics(snapshot, lambda: True, "fake"))
+    total, used, holes, free = (values[f"halocline_arena_{name}_bytes"] for name in ("total", "used", "holes", "free"))
+    assert used + holes + free == total == 10 * PAGE_BYTES
+    assert values["halocline_arena_pool_bytes{owner=running,pool=full}"] == used == 2 * PAGE_BYTES
+
+
+def test_requests_refusals_and_waits_are_counted_by_reason() -> None:
+    values = samples(Metrics(snapshot, lambda: True, "fake"))
+    assert values["halocline_requests{state=decoding}"] == 1
+    assert values["halocline_refusals_total{reason=overloaded}"] == 3
+    assert values["halocline_waiting{reason=memory}"] == 4
+    assert values["halocline_prompt_tokens_total"] == 2
+    assert values["halocline_engine_up{model=fake}"] == 1
+
+
+def test_a_dead_engine_is_down_and_one_that_has_not_spoken_can_be_scraped() -> None:
+    values = samples(Metrics(Snapshot, lambda: False, "fake"))
+    assert values["halocline_engine_up{model=fake}"] == 0
+
+
+def test_every_name_begins_with_ours_and_ends_with_a_unit() -> None:
+    unit = re.compile(r"_(bytes|seconds|tokens|total|up|requests|waiting|running|bucket|count|sum|created)$")
+    metrics = Metrics(snapshot, lambda: True, "fake")
+    metrics.finished("stop")
+    metrics.responded("chat", 200)
+    for name in samples(metrics):
+        assert name.startswith("halocline_")
+        assert unit.search(name.split("{")[0]), name

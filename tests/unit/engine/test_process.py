@@ -1,0 +1,241 @@
+"""Two real processes: start, refusals to start, work, deaths of either side, and what is left behind (nothing)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from halocline.engine.client import EngineClient
+from halocline.engine.health import judge
+from halocline.engine.messages import Spec
+from halocline.engine.stream import TokenStream
+from halocline.errors import ConfigError, EngineDeadError, FailedError, ModelError, OverloadedError, TooLargeError
+from halocline.params import SamplingParams
+from testing.engine import EOS, fake_spec, ids_of
+from testing.server import until, wait_until
+
+PROMPT = tuple(ids_of("hi"))
+ENDLESS = SamplingParams(ignore_eos=True, max_tokens=2000)
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="h") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+@contextlib.asynccontextmanager
+async def engine(*, unread_tokens: int = 4096, **settings: Any) -> AsyncIterator[EngineClient]:
+    client = await EngineClient.start(fake_spec(**settings), unread_tokens=unread_tokens)
+    try:
+        yield client
+    finally:
+        assert await client.close() == (), "the last recount found something"
+
+
+async def tokens_of(stream: TokenStream) -> list[int | None]:
+    return [each.token_id async for batch in stream for each in batch]
+
+
+def used_bytes(client: EngineClient) -> int:
+    figures = client.snapshot.figures
+    return -1 if figures is None else figures.arena.used_bytes
+
+
+async def test_an_engine_starts_works_and_leaves_nothing_behind(own_temporary_folder: Path) -> None:
+    said: list[tuple[str, float | None]] = []
+    client = await EngineClient.start(fake_spec(reply="ok"), lambda text, fraction: said.append((text, fraction)))
+    pid = client.pid
+    assert pid is not None
+    assert said == [("loading a fake", 0.5)]
+    assert (client.model.name, client.hello.pid) == ("fake", pid)
+    assert len(list(own_temporary_folder.iterdir())) == 1
+    assert await tokens_of(await client.submit(PROMPT, SamplingParams())) == [*ids_of("ok"), EOS]
+    assert await client.close() == ()
+    assert not psutil.pid_exists(pid)
+    assert list(own_temporary_folder.iterdir()) == []
+    with pytest.raises(EngineDeadError):
+        await client.submit(PROMPT, SamplingParams())
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("misfortune", "error", "words"),
+    [
+        ("config", ConfigError, "kv_bytes is too small; step_tokens is too small"),
+        ("model", ModelError, "no such model: 'nowhere'"),
+        ("defect", EngineDeadError, "ValueError: a defect while building"),
+        ("vanish", EngineDeadError, "exit code 7"),
+    ],
+)
+async def test_an_engine_that_cannot_start_says_why(
+    misfortune: str, error: type[Exception], words: str, own_temporary_folder: Path
+) -> None:
+    with pytest.raises(error, match=words):
+        await EngineClient.start(fake_spec(misfortune=misfortune))
+    assert list(own_temporary_folder.iterdir()) == []
+
+
+async def test_a_builder_that_does_not_exist_is_named() -> None:
+    with pytest.raises(EngineDeadError, match="nosuchmodule"):
+        await EngineClient.start(Spec(builder="nosuchmodule:build", log_level="critical"))
+
+
+async def test_many_sequences_run_side_by_side() -> None:
+    async with engine(reply="{prompt}!") as client:
+        prompts = [tuple(ids_of(f"prompt {i}")) for i in range(100)]
+        streams = await asyncio.gather(*(client.submit(prompt, SamplingParams()) for prompt in prompts))
+        answers = await asyncio.gather(*map(tokens_of, streams))
+        assert answers == [[*prompt, *ids_of("!"), EOS] for prompt in prompts]
+
+
+async def test_refusals_are_raised_where_the_request_is_made() -> None:
+    async with engine(model_len=16, slots=1, waiting=1, step_seconds=0.005, stuck=True) as client:
+        with pytest.raises(TooLargeError, match="exceed max_model_len 16") as caught:
+            await client.submit(PROMPT, SamplingParams(max_tokens=100))
+        assert (caught.value.param, caught.value.code) == ("max_tokens", "context_length_exceeded")
+        held = [await client.submit(PROMPT, SamplingParams())]
+        with pytest.raises(OverloadedError, match="1 requests wait already"):
+            await client.submit(PROMPT, SamplingParams())
+        for stream in held:
+            stream.close()
+
+
+async def test_the_front_end_itself_bounds_what_is_outstanding() -> None:
+    async with engine(slots=2, waiting=1, step_seconds=0.002) as client:
+        held = [await client.submit(PROMPT, ENDLESS) for _ in range(3)]
+        with pytest.raises(OverloadedError, match=r"max_running_requests 2 \+ max_waiting_requests 1"):
+            await client.submit(PROMPT, ENDLESS)
+        for stream in held:
+            stream.close()
+
+
+async def test_cancelling_frees_the_memory() -> None:
+    async with engine(step_seconds=0.002) as client:
+        stream = await client.submit(PROMPT, ENDLESS)
+        await until(lambda: used_bytes(client) > 0, "the request to hold memory")
+        stream.close()
+        await until(lambda: used_bytes(client) == 0, "0 used bytes")
+        assert client.sequences == 0
+
+
+async def test_a_submission_that_is_cancelled_while_it_waits_is_withdrawn() -> None:
+    async with engine(step_seconds=0.3) as client:
+        running = await client.submit(PROMPT, ENDLESS)
+        submitting = asyncio.ensure_future(client.submit(PROMPT, ENDLESS))
+        await asyncio.sleep(0)
+        assert client.sequences == 2
+        submitting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await submitting
+        assert client.sequences == 1
+        running.close()
+        await until(lambda: not client.snapshot.has_work and used_bytes(client) == 0, "an idle engine")
+
+
+async def test_a_reader_that_does_not_read_is_cut_off_and_the_others_go_on() -> None:
+    async with engine(unread_tokens=50, model_len=100_000, pages=100_000) as client:
+        slow = await client.submit(PROMPT, SamplingParams(ignore_eos=True, max_tokens=50_000))
+        await until(lambda: slow.has_ended, "the slow reader to be cut off")
+        with pytest.raises(FailedError, match="50 tokens behind"):
+            await tokens_of(slow)
+        assert await tokens_of(await client.submit(PROMPT, SamplingParams())) == [*ids_of("Hello."), EOS]
+
+
+async def test_killing_the_engine_reaches_everybody_who_waits(own_temporary_folder: Path) -> None:
+    client = await EngineClient.start(fake_spec(step_seconds=0.01))
+    streams = [await client.submit(PROMPT, ENDLESS) for _ in range(20)]
+    readers = [asyncio.ensure_future(tokens_of(stream)) for stream in streams]
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    for result in await asyncio.gather(*readers, return_exceptions=True):
+        assert isinstance(result, EngineDeadError)
+        assert "SIGKILL" in str(result)
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        await client.submit(PROMPT, ENDLESS)
+    assert judge(client.sight(), 30.0).state == "dead"
+    await until(lambda: list(own_temporary_folder.iterdir()) == [], "the folder to be removed")
+    await client.close()
+
+
+async def test_the_engine_does_not_end_by_signals_that_a_terminal_sends_to_all() -> None:
+    async with engine(reply="still here") as client:
+        assert client.pid is not None
+        assert os.getpgid(client.pid) != os.getpgid(0), "a terminal's Ctrl-C must not reach it"
+        for each in (signal.SIGINT, signal.SIGTERM):
+            os.kill(client.pid, each)
+        assert await tokens_of(await client.submit(PROMPT, SamplingParams())) == [*ids_of("still here"), EOS]
+
+
+async def test_closing_ends_what_still_runs_with_an_error() -> None:
+    client = await EngineClient.start(fake_spec(step_seconds=0.01))
+    stream = await client.submit(PROMPT, ENDLESS)
+    reader = asyncio.ensure_future(tokens_of(stream))
+    await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(EngineDeadError):
+        await reader
+
+
+async def test_a_blocked_engine_is_seen_as_stalled() -> None:
+    async with engine(stuck=True) as client:
+        stream = await client.submit(PROMPT, SamplingParams(), request_id="the-blocked-one")
+        await until(lambda: client.snapshot.stalled_seconds > 0.1, "the stall to be reported")
+        verdict = judge(client.sight(), 0.1)
+        assert verdict.state == "stalled"
+        assert verdict.blocked is not None
+        assert verdict.blocked["request"] == "the-blocked-one"
+        stream.close()
+        await until(lambda: judge(client.sight(), 0.1).is_healthy, "health again")
+
+
+async def test_an_engine_that_hangs_in_a_step_is_seen_as_silent() -> None:
+    client = await EngineClient.start(fake_spec(step_seconds=3600.0))
+    submitting = asyncio.ensure_future(client.submit(PROMPT, SamplingParams()))
+    await until(lambda: client.sight().silent_seconds > 0.2, "the silence to be noticed")
+    assert judge(client.sight(), 0.2).state == "silent"
+    submitting.cancel()
+    await client.close(goodbye_seconds=0)
+
+
+PARENT = """
+import asyncio, sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from testing.engine import fake_spec, ids_of
+from halocline.engine.client import EngineClient
+from halocline.params import SamplingParams
+
+async def main():
+    client = await EngineClient.start(fake_spec(step_seconds=0.01))
+    await client.submit(tuple(ids_of("hi")), SamplingParams(ignore_eos=True, max_tokens=2000))
+    print(client.pid, flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_when_the_front_end_dies_the_engine_ends_and_nothing_is_left(how: int, own_temporary_folder: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    arguments = [sys.executable, "-c", PARENT, str(own_temporary_folder)]
+    with subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert psutil.pid_exists(pid)
+        parent.send_signal(how)
+        parent.wait()
+    wait_until(lambda: not psutil.pid_exists(pid), "the engine to end")
+    wait_until(lambda: list(own_temporary_folder.iterdir()) == [], "the folder to be removed")
