@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from halocline.config import Config
 from halocline.engine.client import EngineClient
 from halocline.engine.core import EngineParts
@@ -166,7 +164,7 @@ def build_engine(settings: dict[str, Any], progress: Progress) -> EngineParts:
             "folder": str(source.folder),
         },
     )
-    return EngineParts(scheduler, backend, facts, msgspec.to_builtins(memory.facts))
+    return EngineParts(scheduler, backend, facts, memory.facts)
 
 
 def _budget_bytes(config: Config, loaded: LoadedModel) -> int:

@@ -29,7 +29,6 @@ from halocline.api.server import LAST_WORDS_SECONDS, Server, listen
 from halocline.compose import Prepared, open_front, prepare
 from halocline.config import Config
 from halocline.errors import EngineDeadError
-from halocline.units import format_bytes
 
 logger = logging.getLogger("halocline.serve")
 
@@ -58,8 +57,9 @@ async def _serve(prepared: Prepared, listener: socket.socket) -> int:
         # Told to stop before there was anything to serve.
         return 0
     try:
-        if prepared.memory is None:
-            say(f"arena {format_bytes(front.client.hello.capacity['arena_bytes'])}: what the device has left")
+        capacity = front.client.hello.capacity
+        if prepared.memory is None and capacity is not None:
+            say(*capacity.lines())
         app = create_app(front, api_key=prepared.config.api_key)
         server = Server(app, front, listener, drain_seconds=prepared.config.drain_seconds)
         url = _url(*server.address)
