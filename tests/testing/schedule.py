@@ -141,6 +141,21 @@ class World:
         self.apply(self.backend.run(plan))
         return True
 
+    def plan_and_apply(self) -> StepPlan:
+        """Step once and return the plan; there must be one."""
+        plan = self.plan()
+        assert plan is not None, f"nothing to compute: {self.scheduler.reasons()}"
+        self.apply(self.backend.run(plan))
+        return plan
+
+    def run_until(self, reached: Callable[[], bool], most_steps: int = 500) -> World:
+        """Step until `reached` is true; it is a failure when that never comes."""
+        for _ in range(most_steps):
+            if reached():
+                return self
+            assert self.step(), f"stuck after {self.steps} steps: {self.scheduler.reasons()}"
+        raise AssertionError(f"not reached in {most_steps} steps; ends: {self.ends}")
+
     def run(self, most_steps: int = 20_000) -> World:
         """Step until no work is left; stuck work is a failure that names the reasons."""
         for _ in range(most_steps):

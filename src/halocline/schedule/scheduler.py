@@ -146,6 +146,14 @@ class Scheduler:
         del now
         if self._outstanding is not None:
             raise InvariantError([f"step {self._outstanding.plan.step} was planned and not applied yet"])
+        while True:
+            before = self._roster.totals.retractions
+            plan = self._plan()
+            # When the only one left to compute gave way for a short senior, that one can go on now, or fail.
+            if plan is not None or self._roster.totals.retractions == before:
+                return plan
+
+    def _plan(self) -> StepPlan | None:
         self._reasons.clear()
         roster = self._roster
         served = self._growth.reserve_decodes(self._reasons)
