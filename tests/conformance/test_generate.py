@@ -29,7 +29,7 @@ AXES: dict[str, Sequence[Any]] = {
     "cached": ["others", "none"],
     "dtype": [torch.float64, torch.float32],
 }
-UNEQUAL = ["gemma3", "cohere2", "llama4", "gemma3n", "exaone4"]
+UNEQUAL = ["gemma3", "cohere2", "llama4", "gemma3n", "gemma4", "exaone4", "olmo3"]
 """Families whose pools have pages of different sizes: slabs of several pages, so there are holes to move into."""
 
 

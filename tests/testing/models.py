@@ -125,6 +125,26 @@ FAMILIES: dict[str, Family] = {
             "first_k_dense_replace": 4,
         },
     ),
+    # Full layers with wider heads than the sliding ones, and two layers that reuse earlier K and V.
+    "gemma4": Family(
+        "Gemma4TextConfig",
+        {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": WINDOW,
+            "num_hidden_layers": 6,
+            "layer_types": [SLIDING, SLIDING, FULL] * 2,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": VOCAB,
+            "hidden_size_per_layer_input": 8,
+        },
+    ),
+    "ministral": Family(
+        "MinistralConfig", {"head_dim": 16, "sliding_window": WINDOW, "layer_types": [SLIDING, FULL] * 2}
+    ),
+    "olmo3": Family("Olmo3Config", {"sliding_window": WINDOW, "layer_types": [SLIDING] * 3 + [FULL]}),
+    # Positions are learned, not rotary; every head has its own K and V.
+    "gpt2": Family("GPT2Config", {"num_key_value_heads": 4, "n_positions": 1024}),
 }
 """Every family that tests know; `SERVED` are those whose greedy tokens must equal `generate`."""
 

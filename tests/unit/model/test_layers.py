@@ -28,6 +28,10 @@ EXPECTED: dict[str, list[Retention]] = {
     "gemma3n": [W, W, F, W],
     "exaone4": [W, W, W, F],
     "deepseek-v3": [F, F, F, F],
+    "gemma4": [W, W, F, W],
+    "ministral": [W, F, W, F],
+    "olmo3": [W, W, W, F],
+    "gpt2": [F, F, F, F],
 }
 
 

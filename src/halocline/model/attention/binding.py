@@ -139,8 +139,7 @@ def attend(
     _check_call(module, binding.view, attention_mask, scaling, kwargs)
     assert scaling is not None, "checked above"
     owner, view, step = binding.owner, binding.view, binding.owner.step
-    if query.shape[0] != 1 or query.shape[2] != step.tokens:
-        raise InvariantError([f"the query is {tuple(query.shape)}, but the step is one row of {step.tokens} tokens"])
+    _check_shapes(query, key, value, view, step)
     new = (key[0].transpose(0, 1), value[0].transpose(0, 1)) if binding.writes else None
     scores = Scores(scaling, kwargs.get("softcap"), kwargs.get("s_aux"))
     return owner.backend.attend(query[0].transpose(0, 1), new, view, step, scores)[None], None
@@ -176,6 +175,16 @@ def _check_call(
         problems.append(f"its window is {window}, but its pool keeps {view.retention}")
     if problems:
         raise ModelError(f"layer {view.layer} ({type(module).__name__}) cannot be served: {'; '.join(problems)}")
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor, view: LayerView, step: AttentionStep) -> None:
+    # A kernel on bare pointers would take whatever lies there; torch would broadcast one KV head over many.
+    _, _, kv_heads, k_dim = view.k.shape
+    heads, tokens = query.shape[1], step.tokens
+    expected = ((1, heads, tokens, k_dim), (1, kv_heads, tokens, k_dim), (1, kv_heads, tokens, view.v.shape[3]))
+    got = (tuple(query.shape), tuple(key.shape), tuple(value.shape))
+    if got != expected or heads % kv_heads:
+        raise InvariantError([f"layer {view.layer}: q, k, v are {got}, but arena and step are made for {expected}"])
 
 
 def _layers_of(model: nn.Module) -> Iterator[tuple[nn.Module, int]]:

@@ -102,7 +102,7 @@ def test_a_forward_of_another_shape_than_the_steps_is_refused(model: MistralForC
     attention, scheduler = _attention()
     attention.attach(model)
     attention.begin(scheduler.plan(0, [("r", range(9), 0, 9)]))
-    with pytest.raises(InvariantError, match="one row of 9 tokens"):
+    with pytest.raises(InvariantError, match=r"are made for .*1, 2, 9, 8"):
         model(torch.arange(5)[None], use_cache=False)
 
 
@@ -140,6 +140,20 @@ def test_a_call_that_we_would_compute_wrongly_is_refused(
     call = {"attention_mask": None, "scaling": 1.0} | change
     with pytest.raises(ModelError, match=told):
         attend(module, q, kv, kv, **call)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "k_dim", "v_dim"), [(2, 2, 8, 8), (2, 1, 4, 8), (2, 1, 8, 4), (3, 2, 8, 8)]
+)
+def test_heads_that_the_arena_was_not_made_for_are_refused(
+    model: MistralForCausalLM, heads: int, kv_heads: int, k_dim: int, v_dim: int
+) -> None:
+    attention, scheduler = _attention()
+    attention.attach(model)
+    attention.begin(scheduler.plan(0, [("r", range(3), 0, 3)]))
+    q, k, v = torch.zeros(1, heads, 3, k_dim), torch.zeros(1, kv_heads, 3, k_dim), torch.zeros(1, kv_heads, 3, v_dim)
+    with pytest.raises(InvariantError, match="layer 0: q, k, v are"):
+        attend(model.model.layers[0].self_attn, q, k, v, None, scaling=1.0)
 
 
 def test_dropout_and_unknown_words_of_the_family_change_nothing(model: MistralForCausalLM) -> None:
