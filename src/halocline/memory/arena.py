@@ -10,7 +10,7 @@ a defect of the caller, which is raised as InvariantError before anything has ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 import numpy as np
@@ -21,9 +21,10 @@ from halocline.memory.audit import Books, Violation, audit
 from halocline.memory.budget import Budget
 from halocline.memory.demand import Demand
 from halocline.memory.figures import ArenaFigures, figures
-from halocline.memory.grant import Commit, Grant, Handles, Order, Pin, Refusal
+from halocline.memory.grant import NO_HANDLES, Commit, Grant, Handles, Order, Pin, Refusal
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.moves import make_room, reclaim_for
+from halocline.memory.orders import charge, hand_out, places_at_hand, undo
 from halocline.memory.owners import Owners
 from halocline.memory.pins import PinBoard
 from halocline.memory.pool import (
@@ -39,9 +40,6 @@ from halocline.memory.pool import (
 )
 from halocline.step import Move
 
-NO_HANDLES: Handles = np.zeros(0, np.int64)
-NO_HANDLES.flags.writeable = False
-
 
 class Arena:
     """Slabs, pools, budget and grants of one arena. Pools are numbered as in `layout.pools`."""
@@ -53,7 +51,6 @@ class Arena:
         self.pools = [Pool(number, pool, self.stock) for number, pool in enumerate(layout.pools)]
         self.owners = Owners(self.pools, [pool.name for pool in layout.pools])
         self.pins = PinBoard(len(self.pools))
-        self._page_bytes = tuple(pool.stride_bytes for pool in layout.pools)
 
     # ---- questions: they never act
 
@@ -112,10 +109,7 @@ class Arena:
 
         Pages that the grant has borrowed become its own first.
         """
-        self._check_open(grant)
-        extra = demand.minus(grant.demand)
-        if min(extra, default=0) < 0:
-            raise InvariantError([f"{grant.owner!r} extends its demand {grant.demand} to less: {demand}"])
+        extra = self._extra(grant, demand)
         if not self.budget.fits(extra):
             return self._refusal(extra)
         for pool, count in enumerate(extra):
@@ -157,15 +151,16 @@ class Arena:
 
         Raises InvariantError, with nothing changed, if an order exceeds what its grant and its lender have left.
         """
-        totals = self._charge(orders)
+        totals = charge(orders, self.budget.names)
         moves: tuple[Move, ...] = ()
         evicted: tuple[Handles, ...] = (NO_HANDLES,) * len(self.pools)
-        if self.pins.waits or not self._has_places(totals):
+        if self.pins.waits or not places_at_hand(self.pools, self.budget, totals):
             moves, evicted = self._make_room(orders, totals)
-        columns = [
-            self._hand_out(orders, pool, total) if total else repeat(NO_HANDLES, len(orders))
-            for pool, total in zip(self.pools, totals, strict=True)
-        ]
+        columns: list[Iterable[Handles]] = []
+        for pool, total in zip(self.pools, totals, strict=True):
+            self.budget.held[pool.number] += total
+            self.budget.promised[pool.number] -= total
+            columns.append(hand_out(orders, pool, total, self.owners) if total else repeat(NO_HANDLES, len(orders)))
         return Commit(tuple(zip(*columns, strict=True)), moves, evicted)
 
     def free(self, grant: Grant, pool: int, handles: Handles) -> None:
@@ -189,11 +184,10 @@ class Arena:
         """
         index = self._checked(handles, (CACHED, TRANSFER_CACHED), "lock")
         fresh = [i[pool.state[i] == CACHED] for pool, i in zip(self.pools, index, strict=True)]
-        if isinstance(owner, Grant):
-            self._check_open(owner)
-        extra = demand.minus(owner.demand) if isinstance(owner, Grant) else demand
-        if not self.budget.fits(extra.plus(Demand(map(len, fresh)))):
-            return self._refusal(extra.plus(Demand(map(len, fresh))))
+        extra = self._extra(owner, demand) if isinstance(owner, Grant) else demand
+        extra = extra.plus(Demand(map(len, fresh)))
+        if not self.budget.fits(extra):
+            return self._refusal(extra)
         for pool, locked, new in zip(self.pools, index, fresh, strict=True):
             pool.queue.remove(new)
             self.budget.cached[pool.number] -= len(new)
@@ -255,82 +249,21 @@ class Arena:
             self._count(pool, transfer=-len(cached))
             self._to_cache(pool, cached)
 
-    # ---- how commit works
-
-    def _charge(self, orders: Sequence[Order]) -> list[int]:
-        # Charges every order to its grant and lender; undoes all of it before raising.
-        totals = [0] * len(self.pools)
-        for at, order in enumerate(orders):
-            for pool, count in enumerate(order.pages):
-                if count == 0:
-                    continue
-                if count < 0 or not order.grant.is_open or not order.grant.charge(pool, count, order.step):
-                    part = Demand(n if p < pool else 0 for p, n in enumerate(order.pages))
-                    self._undo([*orders[:at], Order(order.grant, part)])
-                    name = self.layout.pools[pool].name
-                    lender = "" if order.step is None else f" and borrow from {order.step.describe()}"
-                    raise InvariantError([f"{order.grant.describe()} cannot commit {count} pages of {name}{lender}"])
-                totals[pool] += count
-        return totals
-
-    def _undo(self, charged: Sequence[Order]) -> None:
-        for order in reversed(charged):
-            for pool, count in enumerate(order.pages):
-                if count:
-                    order.grant.pay(pool, count)
-
-    def _has_places(self, totals: list[int]) -> bool:
-        # Whether holes and free slabs take the new pages as they are.
-        opened = 0
-        for pool, total in zip(self.pools, totals, strict=True):
-            if total:
-                short = pool.slabs_short(total)
-                if short and pool.slabs + short > self.budget.caps[pool.number]:
-                    return False
-                opened += short
-        return opened <= len(self.stock.free)
-
     def _make_room(self, orders: Sequence[Order], totals: list[int]) -> tuple[tuple[Move, ...], tuple[Handles, ...]]:
         self.pins.enforce_fitting(self.pools, self.budget)
-        plan = reclaim_for(self.pools, self.budget, totals, self._page_bytes)
+        plan = reclaim_for(self.pools, self.budget, totals)
         if isinstance(plan, Refusal):
-            self._undo(orders)
+            undo(orders)
             raise InvariantError([f"L3: granted pages {tuple(totals)} cannot be committed: {plan.message}"])
         room = make_room(self.pools, self.budget, self.pins, totals, plan)
         return tuple(room.moves), tuple(np.concatenate(died) if died else NO_HANDLES for died in room.evicted)
-
-    def _hand_out(self, orders: Sequence[Order], pool: Pool, total: int) -> list[Handles]:
-        # Takes `total` places and deals them out, in the order of the orders.
-        number = pool.number
-        self.budget.held[number] += total
-        self.budget.promised[number] -= total
-        index = pool.index_at[pool.take(total)]
-        handles = pool.handle_of[index]
-        pool.state[index] = HELD
-        if len(orders) == 1:
-            pool.owner[index] = orders[0].grant.id
-            self.owners.record(orders[0].grant, number, handles)
-            return [handles]
-        pool.owner[index] = np.repeat([order.grant.id for order in orders], [order.pages[number] for order in orders])
-        dealt: list[Handles] = []
-        at = 0
-        for order in orders:
-            count = order.pages[number]
-            if count:
-                part = handles[at : at + count]
-                self.owners.record(order.grant, number, part)
-                dealt.append(part)
-                at += count
-            else:
-                dealt.append(NO_HANDLES)
-        return dealt
 
     # ---- how pages leave
 
     def _part(self, grant: Grant, pool: int, handles: Handles, state: int) -> None:
         self._check_open(grant)
         of_pool = self.pools[pool]
-        index = self.owners.valid(self.pools[pool], handles)
+        index = self.owners.valid(of_pool, handles)
         self.owners.check_distinct(of_pool, index, "let go")
         mine = (of_pool.owner[index] == grant.id) & (of_pool.state[index] == HELD)
         if not mine.all():
@@ -389,6 +322,13 @@ class Arena:
         refusal = self.budget.shortfall(extra)
         assert refusal is not None, f"{extra} does not fit, and yet nothing is short"
         return refusal
+
+    def _extra(self, grant: Grant, demand: Demand) -> Demand:
+        self._check_open(grant)
+        extra = demand.minus(grant.demand)
+        if min(extra, default=0) < 0:
+            raise InvariantError([f"{grant.owner!r} extends its demand {grant.demand} to less: {demand}"])
+        return extra
 
     def _check_open(self, grant: Grant) -> None:
         if not grant.is_open:

@@ -23,6 +23,8 @@ from halocline.memory.demand import Demand
 from halocline.step import Move
 
 Handles = NDArray[np.int64]
+NO_HANDLES: Handles = np.zeros(0, np.int64)
+NO_HANDLES.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import numpy as np
 from halocline.memory.budget import Budget
 from halocline.memory.grant import Refusal
 from halocline.memory.pins import PinBoard
-from halocline.memory.pool import CACHED, FREE, Pages, Pool
+from halocline.memory.pool import CACHED, FREE, HELD, Pages, Pool
 from halocline.memory.reclaim import Plan, Pressure, reclaim_plan
 from halocline.step import Move
 from halocline.units import ceil_div
@@ -48,18 +48,17 @@ class _Shift:
     """Places left behind in slabs that stay; still marked live so that no other move goes there."""
 
 
-def reclaim_for(pools: list[Pool], budget: Budget, extra: list[int], page_bytes: tuple[int, ...]) -> Plan | Refusal:
+def reclaim_for(pools: list[Pool], budget: Budget, extra: list[int]) -> Plan | Refusal:
     """Ask `reclaim_plan` what must go so that `extra` new pages per pool find places."""
     pressure = Pressure(
         slabs=budget.slabs,
         pages_per_slab=tuple(budget.pages_per_slab),
-        page_bytes=page_bytes,
+        page_bytes=tuple(pool.stride_bytes for pool in pools),
         caps=tuple(budget.caps),
         pinned_slabs=tuple(budget.pinned_slabs),
         fixed=tuple(map(int.__add__, budget.held, extra)),
         cached=tuple(budget.cached),
     )
-    assert len(pools) == len(extra), f"{len(extra)} numbers for {len(pools)} pools"
     return reclaim_plan(pressure)
 
 
@@ -117,12 +116,11 @@ def _keepers(pool: Pool, budget: Budget) -> tuple[list[int], Pages]:
     slabs = pool.owned_slabs()
     pages = pool.pages_of(slabs)
     state = pool.state[pool.index_at[pages]].reshape(-1, pool.per_slab)
-    held = ((state != FREE) & (state != CACHED)).sum(axis=1).tolist()
+    held = (state >= HELD).sum(axis=1).tolist()
     wanted = max(len(pool.pinned_in_slab), ceil_div(budget.held[pool.number], pool.per_slab))
     order = sorted(range(len(slabs)), key=lambda at: (slabs[at] not in pool.pinned_in_slab, -held[at], slabs[at]))
     others = pool.pages_of([slabs[at] for at in order[wanted:]])
-    state_elsewhere = pool.state[pool.index_at[others]]
-    return [slabs[at] for at in order[:wanted]], others[(state_elsewhere != FREE) & (state_elsewhere != CACHED)]
+    return [slabs[at] for at in order[:wanted]], others[pool.state[pool.index_at[others]] >= HELD]
 
 
 def _slabs_to_vacate(pools: list[Pool], shifts: list[_Shift], extra: list[int]) -> list[list[int]]:

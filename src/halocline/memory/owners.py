@@ -9,6 +9,7 @@ from halocline.memory.demand import Demand
 from halocline.memory.grant import Grant, Handles
 from halocline.memory.pool import CACHED, FREE, GENERATION, HELD, INDEX_MASK, LOCKED, Pages, Pool
 
+NO_PAGES: Pages = np.zeros(0, np.int64)
 SPARE_RECORDS = 64
 SPARE_NAMES = 1024
 
@@ -44,7 +45,7 @@ class Owners:
     def indices_of(self, grant: Grant, pool: Pool) -> Pages:
         """Return the indices of the pages of `pool` that `grant` holds."""
         chunks = grant.chunks[pool.number]
-        handles = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+        handles = chunks[0] if len(chunks) == 1 else np.concatenate([NO_PAGES, *chunks])
         index = handles & INDEX_MASK
         alive = (pool.handle_of[index] == handles) & (pool.owner[index] == grant.id) & (pool.state[index] == HELD)
         return index if alive.all() else index[alive]
@@ -87,6 +88,8 @@ class Owners:
 
     def check_distinct(self, pool: Pool, index: Pages, verb: str) -> None:
         """Raise InvariantError if an index is named twice in one call."""
+        if len(index) < 2:
+            return
         order = np.arange(len(index), dtype=np.int32)
         pool.scratch[index] = order
         once = pool.scratch[index] == order

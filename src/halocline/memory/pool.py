@@ -23,8 +23,11 @@ from halocline.memory.evictable import EvictionQueue
 from halocline.memory.layout import PoolLayout
 from halocline.units import ceil_div
 
-FREE, HELD, CACHED, LOCKED, TRANSFER, TRANSFER_CACHED = range(6)
-"""State of a page. TRANSFER: only a pin keeps it; TRANSFER_CACHED: the same, and it returns to the cache afterwards."""
+FREE, CACHED, HELD, LOCKED, TRANSFER, TRANSFER_CACHED = range(6)
+"""State of a page; from HELD on it counts as held.
+
+TRANSFER: only a pin keeps it; TRANSFER_CACHED: the same, and it returns to the cache afterwards.
+"""
 NO_POOL = -1
 GENERATION = 1 << 32
 INDEX_MASK = GENERATION - 1
