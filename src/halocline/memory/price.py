@@ -97,23 +97,20 @@ def chunked_resident(
 def _chunk_peak(page_tokens: int, chunk_tokens: int, boundaries: tuple[int, int], ahead: int, last: int) -> int:
     """Return the most pages of [floor(s / A) * A, min(s + ahead, last)] over the boundaries s from low to high.
 
-    The first and the last local chunk may be cut; those between differ only in where a = j * A lies in its page, which
-    repeats after P / gcd(A, P) local chunks. A run may be cut at `last` only in the last 1 + ceil(ahead / A) of them.
+    Local chunks differ in where they begin in a page, which repeats after P / gcd(A, P) of them, and in whether they
+    are cut (at `high` or at `last`). A later one that begins like an earlier one holds no more: it is of the same
+    length or cut. So the first of each alignment are enough, in O(P) at most and mostly one.
     """
     low, high = boundaries
     if high < low:
         return 0
     first_chunk, last_chunk = low // chunk_tokens, high // chunk_tokens
-    repeat = page_tokens // gcd(page_tokens, chunk_tokens)
-    tail = 1 + ceil_div(max(0, ahead), chunk_tokens)
-    early = range(first_chunk, min(first_chunk + repeat, last_chunk + 1))
-    late = range(max(first_chunk, last_chunk - tail), last_chunk + 1)
+    alignments = page_tokens // gcd(page_tokens, chunk_tokens)
     peak = 0
-    for chunks in (early, late):
-        for chunk in chunks:
-            start = chunk * chunk_tokens
-            boundary = min(high, start + chunk_tokens - 1)
-            peak = max(peak, pages_between(start, min(boundary + ahead, last), page_tokens))
+    for chunk in range(first_chunk, min(first_chunk + alignments, last_chunk + 1)):
+        start = chunk * chunk_tokens
+        boundary = min(high, start + chunk_tokens - 1)
+        peak = max(peak, pages_between(start, min(boundary + ahead, last), page_tokens))
     return peak
 
 

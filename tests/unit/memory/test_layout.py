@@ -87,6 +87,21 @@ def test_within_a_page_runs_of_whole_cache_lines_come_before_odd_ones() -> None:
     assert page_bytes == 768 + 6 + 10
 
 
+def test_runs_of_whole_cache_lines_come_first_even_when_their_elements_are_narrower() -> None:
+    odd = LayerKV(0, Full(), kv_heads=1, k_dim=3, v_dim=5, dtype_bytes=8)
+    even = LayerKV(1, Full(), kv_heads=2, k_dim=32, v_dim=64, dtype_bytes=2)
+    places, _ = place_layers([odd, even], page_tokens=1)
+    assert [(place.spec.layer, place.k_offset) for place in places] == [(1, 0), (0, 384)]
+
+
+def test_among_odd_runs_wider_elements_come_first_so_that_nothing_lies_between() -> None:
+    narrow = LayerKV(0, Full(), kv_heads=1, k_dim=3, v_dim=2, dtype_bytes=2)
+    wide = LayerKV(1, Full(), kv_heads=1, k_dim=3, v_dim=2, dtype_bytes=8)
+    places, page_bytes = place_layers([narrow, wide], page_tokens=1)
+    assert [(place.spec.layer, place.k_offset) for place in places] == [(1, 0), (0, 40)]
+    assert page_bytes == 5 * 8 + 5 * 2
+
+
 def test_layers_of_target_and_draft_with_one_retention_make_one_pool() -> None:
     target = layers_of((2, Full()), (3, Sliding(64)))
     draft = tuple(LayerKV(index, Sliding(64), 1, 8, 8, model="draft") for index in range(2))
