@@ -1,7 +1,8 @@
 """A fake scheduler and backend behind the real engine loop, and tokenizers of 256 bytes: no weights, no downloads.
 
 The fake answers every prompt with `reply` (in which {prompt} stands for the prompt's text) and then end-of-sequence; a
-request that ignores end-of-sequence gets the reply over and over. Token ids: 0 pad, 1 eos, 2 bos, byte b is b + 3.
+request that ignores end-of-sequence gets the reply over and over. A prompt that ends in LONG gets it 24 times, one that
+ends in FAIL fails. Token ids: 0 pad, 1 eos, 2 bos, byte b is b + 3.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from halocline.engine.core import EngineParts
 from halocline.engine.messages import ModelFacts, Spec
 from halocline.engine.pieces import BYTE_CHARACTERS
 from halocline.errors import ConfigError, ModelError
+from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
 from halocline.memory.figures import ArenaFigures, PoolFigures
+from halocline.memory.layout import LayerKV, solve_layout
+from halocline.memory.retention import Full, Sliding
+from halocline.memory.sizing import Limits, capacity_facts
 from halocline.schedule.events import (
     Abort,
     Accepted,
@@ -33,8 +38,10 @@ from halocline.schedule.events import (
     Update,
 )
 from halocline.schedule.figures import SchedulerFigures, Totals
+from halocline.schedule.rules import Rules
+from halocline.schedule.scheduler import Scheduler
 from halocline.step import Failure, Sampled, Segment, StepPlan, StepResult, TokenLogprobs
-from halocline.units import ceil_div
+from halocline.units import KIB, ceil_div
 
 PAD, EOS, BOS, FIRST_BYTE = 0, 1, 2, 3
 VOCAB = 259
@@ -96,7 +103,7 @@ class FakeScheduler:
         wanted = event.params.max_tokens or room
         if room < 1 or wanted > room:
             message = f"{length} prompt tokens + {wanted} new tokens exceed max_model_len {self.model_len}"
-            return Rejected(name, message, "max_tokens", "context_length_exceeded")
+            return Rejected(name, message, "prompt" if room < 1 else "max_tokens", "context_length_exceeded")
         if len(self.waiting) >= self.max_waiting:
             return Rejected(name, f"{len(self.waiting)} requests wait already", None, "overloaded")
         self.waiting[name] = _Sequence(event, wanted, list(event.prompt))
@@ -194,6 +201,8 @@ class FakeBackend:
             return None
         reply = self.reply.encode() if isinstance(self.reply, str) else self.reply
         reply = reply.replace(b"{prompt}", text_of(prompt).encode())
+        if text_of(prompt).endswith("LONG"):
+            reply *= 24
         done = len(segment.history) - segment.prompt_tokens
         if segment.params.ignore_eos:
             return reply[done % len(reply)] + FIRST_BYTE
@@ -244,11 +253,37 @@ def build(settings: dict[str, Any], progress: Callable[[str, float | None], None
     return EngineParts(scheduler, backend, model)
 
 
-def fake_spec(**settings: Any) -> Spec:
-    """Return the spec of an engine process that runs the fake."""
+def build_on_arena(settings: dict[str, Any], progress: Callable[[str, float | None], None]) -> EngineParts:
+    """Build the real scheduler and arena (Gemma's mix of layers, made small) before the fake backend."""
+    del progress
+    layers = [LayerKV(i, Full() if i % 6 == 5 else Sliding(32), 1, 8, 8) for i in range(12)]
+    layout = solve_layout(layers, settings.get("kv_bytes", 512 * KIB))
+    limits = Limits(settings.get("step_tokens", 256), settings.get("slots", 64), None, None)
+    capacity = capacity_facts(layout, None, limits)
+    rules = Rules(
+        step_tokens=limits.step_tokens,
+        max_running_requests=limits.max_running_requests,
+        max_model_len=capacity.max_model_len.tokens,
+        vocab_size=VOCAB,
+        eos_token_ids=(EOS,),
+    )
+    backend = FakeBackend(settings.get("reply", "Hello."), step_seconds=settings.get("step_seconds", 0.0))
+    model = ModelFacts(
+        name="fake",
+        max_model_len=rules.max_model_len,
+        vocab_size=VOCAB,
+        eos_token_ids=(EOS,),
+        max_running_requests=rules.max_running_requests,
+        max_waiting_requests=rules.max_waiting_requests,
+    )
+    return EngineParts(Scheduler(Arena(layout), rules), backend, model, capacity)
+
+
+def fake_spec(builder: str = "build", **settings: Any) -> Spec:
+    """Return the spec of an engine process that runs the fake; `build_on_arena`: with the real scheduler and arena."""
     tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return Spec(
-        builder="testing.engine:build", settings=settings, python_path=(tests,), audit="every", log_level="warning"
+        builder=f"testing.engine:{builder}", settings=settings, python_path=(tests,), audit="every", log_level="warning"
     )
 
 

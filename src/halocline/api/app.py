@@ -20,6 +20,7 @@ from halocline.api.ports import Front
 from halocline.api.requests import CompletionOrder, Order, Prompt, read_chat, read_completion
 from halocline.api.shapes import ChatShape, CompletionShape
 from halocline.api.sse import ClientGoneError
+from halocline.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,12 @@ class Routes:
         prompt = await self._front.encode_chat(order.messages)
         shape = ChatShape(self._front, logprobs=order.params.logprobs is not None)
         headers = {} if self._front.has_chat_template else self._warn()
-        return await Answer(self._front, shape, order, [prompt]).respond(request, headers)
+        try:
+            return await Answer(self._front, shape, order, [prompt]).respond(request, headers)
+        except RequestError as error:
+            # The engine knows prompts only; the client has sent messages.
+            error.param = "messages" if error.param == "prompt" else error.param
+            raise
 
     async def _answer(
         self, request: Request, shape: CompletionShape, order: Order, prompts: list[tuple[int, ...]]

@@ -76,6 +76,7 @@ FIELDS: tuple[Field, ...] = (
     _ignored("safety_identifier", BOTH, "no accounts are kept"),
     _ignored("prompt_cache_key", BOTH, "nothing is routed by it"),
     _ignored("prompt_cache_retention", BOTH, "nothing is cached beyond a request"),
+    _ignored("prompt_cache_options", CHAT, "nothing is cached beyond a request"),
     _ignored("parallel_tool_calls", CHAT, "there are no tools"),
     _refused("best_of", COMPLETIONS, "candidates are not ranked", 1),
     _refused("suffix", COMPLETIONS, "no insertion", ""),
@@ -91,6 +92,7 @@ FIELDS: tuple[Field, ...] = (
     _refused("reasoning_effort", CHAT, "no control of reasoning"),
     _refused("verbosity", CHAT, "no control of verbosity"),
     _refused("web_search_options", CHAT, "no search"),
+    _refused("moderation", CHAT, "no moderation"),
 )
 
 
@@ -127,3 +129,7 @@ def table() -> str:
         allowed = f" (taken: {', '.join(f'`{json.dumps(each)}`' for each in field.harmless)})" if field.harmless else ""
         lines.append(f"| `{field.name}` | {cells[0]} | {cells[1]} | {field.text}{allowed} |")
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

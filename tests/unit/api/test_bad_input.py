@@ -194,6 +194,11 @@ def test_a_prompt_that_is_too_long_is_refused_with_the_arithmetic(http: httpx.Cl
     assert "2048" in error["message"]
 
 
+def test_messages_that_are_too_long_are_refused_under_their_own_name(http: httpx.Client) -> None:
+    error = refused(http.post(CHAT, json={"messages": [{"role": "user", "content": "a" * 3000}]}), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_max_tokens_that_cannot_fit_is_refused_before_a_stream_begins(http: httpx.Client, stream: bool) -> None:
     response = http.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 2048, "stream": stream})
