@@ -66,6 +66,17 @@ class ArenaMachine(RuleBasedStateMachine):
             orders.append((holding, pages, None))
         self.world.commit(orders)
 
+    @precondition(lambda self: len(self.world.holdings) > 1)
+    @rule(data=st.data())
+    def borrow(self, data):
+        """A chunk holds more than its request's grant for one step, on a step grant's account."""
+        borrower, lender = data.draw(st.permutations(self.world.holdings))[:2]
+        room = borrower.grant.room
+        if not lender.grant.loans:
+            room = map(int.__add__, room, lender.grant.room)
+        pages = Demand(data.draw(st.integers(0, count)) for count in room)
+        self.world.commit([(borrower, pages, lender.grant)])
+
     @rule()
     def commit_everything(self):
         self.world.commit_all()
@@ -99,10 +110,11 @@ class ArenaMachine(RuleBasedStateMachine):
         less = Demand(data.draw(st.integers(0, room)) for room in grant.room)
         self.world.arena.shrink(grant, grant.demand.minus(less))
 
-    @precondition(lambda self: self.world.holdings)
+    @precondition(lambda self: any(not any(h.grant.lent) for h in self.world.holdings))
     @rule(data=st.data())
     def release(self, data):
-        self.world.release(self.holding(data))
+        free_to_go = [holding for holding in self.world.holdings if not any(holding.grant.lent)]
+        self.world.release(data.draw(st.sampled_from(free_to_go)))
 
     @precondition(lambda self: any(self.world.locked))
     @rule(data=st.data(), inherits=st.booleans())

@@ -8,6 +8,7 @@ import os
 import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, settings
@@ -19,9 +20,6 @@ from halocline.memory.layout import ArenaLayout, PoolLayout
 from halocline.memory.retention import Chunked, Full, Retention, Sliding, State, describe
 from halocline.step import Move
 
-SLAB_BYTES = 64 * 27720
-"""Divisible into 1 to 12 pages of whole 64-byte lines, so that any small pages_per_slab makes a clean layout."""
-
 
 def layout(
     *,
@@ -30,34 +28,29 @@ def layout(
     chunked: int | None = None,
     state: int | None = None,
     slabs: int,
+    page_tokens: int = 16,
+    window_tokens: int = 64,
 ) -> ArenaLayout:
     """Make a layout by hand: each number is the pages_per_slab of that pool; pools come in the order of the names."""
     kinds: list[tuple[Retention, int | None, int]] = [
-        (Full(), full, 16),
-        (Sliding(64), sliding, 16),
-        (Chunked(64), chunked, 16),
+        (Full(), full, page_tokens),
+        (Sliding(window_tokens), sliding, page_tokens),
+        (Chunked(window_tokens), chunked, page_tokens),
         (State(), state, 1),
     ]
-    pools = tuple(_pool(kind, per_slab, tokens) for kind, per_slab, tokens in kinds if per_slab is not None)
-    return ArenaLayout(pools, SLAB_BYTES, slabs, slabs * SLAB_BYTES)
+    present = [(kind, per_slab, tokens) for kind, per_slab, tokens in kinds if per_slab is not None]
+    slab_bytes = 64 * math.lcm(*(per_slab for _, per_slab, _ in present))
+    pools = tuple(_pool(kind, per_slab, tokens, slab_bytes) for kind, per_slab, tokens in present)
+    return ArenaLayout(pools, slab_bytes, slabs, slabs * slab_bytes)
 
 
-def arena(
-    *,
-    full: int | None = None,
-    sliding: int | None = None,
-    chunked: int | None = None,
-    state: int | None = None,
-    slabs: int,
-    caps: tuple[int | None, ...] | None = None,
-) -> Arena:
-    """Make an arena; each number is the pages_per_slab of that pool."""
-    return Arena(layout(full=full, sliding=sliding, chunked=chunked, state=state, slabs=slabs), caps)
+def arena(*, slabs: int, caps: tuple[int | None, ...] | None = None, **kinds: int) -> Arena:
+    """Make an arena; `kinds` are what `layout` takes."""
+    return Arena(layout(slabs=slabs, **kinds), caps)
 
 
-def _pool(retention: Retention, per_slab: int, page_tokens: int) -> PoolLayout:
-    stride = SLAB_BYTES // per_slab
-    assert stride * per_slab == SLAB_BYTES, f"{per_slab} pages do not divide a slab of {SLAB_BYTES} bytes"
+def _pool(retention: Retention, per_slab: int, page_tokens: int, slab_bytes: int) -> PoolLayout:
+    stride = slab_bytes // per_slab
     return PoolLayout(describe(retention), retention, (), page_tokens, stride, per_slab, stride)
 
 
@@ -215,6 +208,10 @@ class World:
             self._part(holding, pool, list(holding.handles[pool]), "free")
         self.holdings.remove(holding)
 
+    def evict(self, pool: int, handles: Sequence[int]) -> None:
+        self.arena.evict(pool, as_handles(handles))
+        self.cached[pool] = [handle for handle in self.cached[pool] if handle not in handles]
+
     def lock(self, handles: Sequence[Sequence[int]], demand: Demand) -> Holding | None:
         answer = self.arena.lock("locker", [as_handles(of_pool) for of_pool in handles], demand)
         holding = self._granted(answer)
@@ -346,3 +343,78 @@ class World:
 
 def as_handles(handles: Sequence[int]) -> Handles:
     return np.asarray(handles, np.int64)
+
+
+def crowded(random: Random, caps: tuple[int | None, ...] | None = None) -> World:
+    """Make a small world of three pools, full of held and cached pages with holes between them."""
+    per_slab = [random.choice((1, 2, 3, 4)), random.choice((1, 2, 3)), random.choice((1, 2))]
+    slabs = random.randint(2, 6)
+    world = World(arena(full=per_slab[0], sliding=per_slab[1], state=per_slab[2], slabs=slabs, caps=caps), caps)
+    for pool in random.sample(range(3), 3):
+        most = world.arena.most(pool, Demand((0, 0, 0)))
+        count = random.randint(most // 2, most)
+        holding = world.reserve(Demand(count if p == pool else 0 for p in range(3)))
+        world.commit_all()
+        shuffled = random.sample(holding.handles[pool], count)
+        freed = random.randint(0, count)
+        cached = random.randint(freed, count)
+        world.free(holding, pool, shuffled[:freed])
+        world.cache(holding, pool, shuffled[freed:cached])
+        world.arena.shrink(holding.grant, holding.grant.held)
+    return world
+
+
+FREEING_ACTS = ("free", "cache", "release", "unlock", "unpin", "shrink", "evict")
+ACTS = (*FREEING_ACTS, "reserve", "reserve", "extend", "commit", "commit", "commit all", "lock", "pin", "pin", "borrow")
+
+
+def act(world: World, random: Random) -> str:
+    """Do one random act, or nothing where it does not apply; return its name."""
+    name = random.choice(ACTS)
+    demand = Demand(random.randint(0, 3) for _ in range(world.pools))
+    holding = random.choice(world.holdings) if world.holdings else None
+    pool = random.randrange(world.pools)
+
+    def some(handles: Sequence[int], most: int = 99) -> list[int]:
+        return random.sample(list(handles), random.randint(0, min(most, len(handles))))
+
+    match name:
+        case "reserve":
+            world.reserve(demand)
+        case "extend" if holding:
+            world.arena.extend(holding.grant, holding.grant.demand.plus(demand))
+        case "shrink" if holding:
+            less = Demand(random.randint(0, room) for room in holding.grant.room)
+            world.arena.shrink(holding.grant, holding.grant.demand.minus(less))
+        case "commit":
+            world.commit([(h, Demand(random.randint(0, room) for room in h.grant.room), None) for h in world.holdings])
+        case "commit all":
+            world.commit_all()
+        case "borrow" if len(world.holdings) > 1:
+            borrower, lender = random.sample(world.holdings, 2)
+            beyond = [0] * world.pools if lender.grant.loans else lender.grant.room
+            pages = Demand(
+                random.randint(0, room + more) for room, more in zip(borrower.grant.room, beyond, strict=True)
+            )
+            world.commit([(borrower, pages, lender.grant)])
+        case "free" if holding:
+            world.free(holding, pool, some(holding.handles[pool]))
+        case "cache" if holding:
+            world.cache(holding, pool, some(holding.handles[pool]))
+        case "release" if holding and not any(holding.grant.lent):
+            world.release(holding)
+        case "evict":
+            world.evict(pool, some(world.cached[pool], 2))
+        case "lock":
+            kept = [[h for h, fate in transfer.items() if fate == "cached"] for transfer in world.transfer]
+            world.lock([some(cached + more) for cached, more in zip(world.cached, kept, strict=True)], demand)
+        case "unlock":
+            world.unlock([some(locked) for locked in world.locked], random.choice([holding, None]))
+        case "pin":
+            held = [
+                world.locked[p] + [h for owner in world.holdings for h in owner.handles[p]] for p in range(world.pools)
+            ]
+            world.pin([some(handles, 2) for handles in held])
+        case "unpin" if world.pins:
+            world.unpin(random.choice(world.pins))
+    return name

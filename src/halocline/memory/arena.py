@@ -98,11 +98,9 @@ class Arena:
 
     def reserve(self, owner: str, demand: Demand) -> Grant | Refusal:
         """Promise `demand` to `owner`, all or nothing."""
-        if not self.budget.fits(demand):
-            return self._refusal(demand)
-        grant = self.owners.open(owner, demand)
-        self._promise(demand)
-        return grant
+        if min(demand, default=0) < 0:
+            raise InvariantError([f"{owner!r} reserves {demand}: pages are counted from 0"])
+        return self._grant(owner, demand) if self.budget.fits(demand) else self._refusal(demand)
 
     def extend(self, grant: Grant, demand: Demand) -> Grant | Refusal:
         """Raise the demand of `grant` to `demand`, which is at least as much in every pool; all or nothing.
@@ -110,13 +108,7 @@ class Arena:
         Pages that the grant has borrowed become its own first.
         """
         extra = self._extra(grant, demand)
-        if not self.budget.fits(extra):
-            return self._refusal(extra)
-        for pool, count in enumerate(extra):
-            if count:
-                grant.raise_demand(pool, count)
-        self._promise(extra)
-        return grant
+        return self._raise(grant, extra) if self.budget.fits(extra) else self._refusal(extra)
 
     def shrink(self, grant: Grant, demand: Demand) -> None:
         """Lower the demand of `grant` to `demand`; never below what it holds on its own account."""
@@ -185,15 +177,15 @@ class Arena:
         index = self._checked(handles, (CACHED, TRANSFER_CACHED), "lock")
         fresh = [i[pool.state[i] == CACHED] for pool, i in zip(self.pools, index, strict=True)]
         extra = self._extra(owner, demand) if isinstance(owner, Grant) else demand
-        extra = extra.plus(Demand(map(len, fresh)))
-        if not self.budget.fits(extra):
-            return self._refusal(extra)
+        with_locked = extra.plus(Demand(map(len, fresh)))
+        if not self.budget.fits(with_locked):
+            return self._refusal(with_locked)
         for pool, locked, new in zip(self.pools, index, fresh, strict=True):
             pool.queue.remove(new)
             self.budget.cached[pool.number] -= len(new)
             pool.state[locked] = LOCKED
             self._count(pool, held=len(new), locked=len(locked), transfer=len(new) - len(locked))
-        return self.extend(owner, demand) if isinstance(owner, Grant) else self.reserve(owner, demand)
+        return self._raise(owner, extra) if isinstance(owner, Grant) else self._grant(owner, demand)
 
     def unlock(self, handles: Sequence[Handles], heir: Grant | None = None) -> None:
         """Make locked pages (per pool) evictable again, last in order; the room that comes free goes to `heir`, if any.
@@ -314,9 +306,17 @@ class Arena:
         self.budget.locked[pool.number] += locked
         self.budget.transfer[pool.number] += transfer
 
-    def _promise(self, demand: Demand) -> None:
+    def _grant(self, owner: str, demand: Demand) -> Grant:
         for pool, count in enumerate(demand):
             self.budget.promised[pool] += count
+        return self.owners.open(owner, demand)
+
+    def _raise(self, grant: Grant, extra: Demand) -> Grant:
+        for pool, count in enumerate(extra):
+            if count:
+                self.budget.promised[pool] += count
+                grant.raise_demand(pool, count)
+        return grant
 
     def _refusal(self, extra: Demand) -> Refusal:
         refusal = self.budget.shortfall(extra)

@@ -74,7 +74,7 @@ class Budget:
         needs = self.slabs_by_pool(self._with(extra))
         for pool, (need, cap) in enumerate(zip(needs, self.caps, strict=True)):
             if need > cap and cap < self.slabs:
-                message = f"{self._terms(pool, extra, need)}, but its share is {cap} slabs"
+                message = f"{self._terms(pool, extra, need)}, but its share is {cap} slabs, {need - cap} too many"
                 return Refusal("cap", extra, need - cap, message)
         missing = sum(needs) - self.slabs
         if missing <= 0:
