@@ -6,7 +6,7 @@ is behind the marker `slow`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -104,6 +104,28 @@ def test_tokens_survive_retraction_where_pages_are_equal(family: str) -> None:
 
 def test_a_guaranteed_request_is_never_retracted() -> None:
     assert _check("gemma3", replace(SCARCE, admission="guaranteed")).totals.retractions == 0
+
+
+def test_a_request_ends_where_generate_meets_the_end_of_sequence() -> None:
+    whole = generated("gemma3", torch.float64)
+    eos = whole[0].tokens[5]
+    cut = [one.tokens.index(eos) + 1 if eos in one.tokens else len(one.tokens) for one in whole]
+    assert cut[0] <= 6 < len(whole[0].tokens)
+    outcome = serve("gemma3", replace(SCARCE, eos=(eos,)))
+    assert outcome.tokens == [list(one.tokens[:length]) for one, length in zip(whole, cut, strict=True)]
+
+
+@pytest.mark.parametrize("attention", ["cpu", "reference"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt-oss"])
+def test_bfloat16_differs_from_generate_only_where_it_is_undecided(
+    family: str, attention: str, record_property: Callable[[str, object], None]
+) -> None:
+    expected = generated(family, torch.bfloat16)
+    tokens = serve(family, replace(SCARCE, attention=attention, dtype=torch.bfloat16)).tokens
+    # Logits are about 8 here, where neighbouring bfloat16 numbers lie 1/32 to 1/16 apart.
+    assert differences(expected, tokens, tie=0.25) == []
+    pairs = [a == b for one, ours in zip(expected, tokens, strict=True) for a, b in zip(one.tokens, ours, strict=True)]
+    record_property("equal_tokens", sum(pairs) / len(pairs))
 
 
 @pytest.mark.slow

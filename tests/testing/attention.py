@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -88,16 +88,20 @@ def _one_row(case: Case, scores: Scores, q: Tensor, k: Tensor, v: Tensor, head: 
     return (weights / total) @ v[:, kv_head].double()
 
 
-def over_pages(case: Case, backend: AttentionBackend) -> Tensor:
+def over_pages(case: Case, backend: AttentionBackend, device: str = "cpu") -> Tensor:
     """What `backend` returns for the step, after the earlier positions were written in steps of their own."""
     layout = make_layout(
         [LayerKV(0, case.retention, case.kv_heads, case.k_dim, case.v_dim, case.kv_dtype.itemsize)],
         case.page_tokens,
         slabs=sum((start + tokens) // case.page_tokens + 2 for start, tokens in case.segments),
     )
-    view = layer_views(make_arena(layout), layout, case.kv_dtype)[0]
+    view = layer_views(make_arena(layout).to(device), layout, case.kv_dtype)[0]
     inputs, scheduler = case.inputs(), HandScheduler(layout, case.seed)
     names = [f"r{i}" for i in range(len(inputs))]
+
+    scores = case.scores()
+    if scores.sinks is not None:
+        scores = replace(scores, sinks=scores.sinks.to(device))
 
     def run(spans: list[tuple[int, int, int]]) -> Tensor:
         plan = scheduler.plan(0, [(names[i], range(start + count), start, count) for i, start, count in spans])
@@ -105,8 +109,8 @@ def over_pages(case: Case, backend: AttentionBackend) -> Tensor:
             torch.cat([inputs[i][kind][start : start + count] for i, start, count in spans]) for kind in range(3)
         )
         # Heads first in memory, as transformers gives them.
-        q, k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v))
-        return backend.attend(q, (k, v), view, AttentionStep.of(plan, layout), case.scores())
+        q, k, v = (x.to(device).transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v))
+        return backend.attend(q, (k, v), view, AttentionStep.of(plan, layout, device), scores)
 
     for i, (start, _) in enumerate(case.segments):
         if start:

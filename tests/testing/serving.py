@@ -58,6 +58,7 @@ class Setting:
     """`others`: pages of somebody else's cache fill every hole, so that the arena must evict and move."""
     attention: str = "cpu"
     dtype: torch.dtype = torch.float64
+    eos: tuple[int, ...] = ()
 
 
 @dataclass
@@ -101,7 +102,7 @@ def _generate(model: transformers.PreTrainedModel, prompt: list[int], new: int) 
     return Expected(tuple(output.sequences[0, len(prompt) :].tolist()), tuple(float(b[0] - b[1]) for b in best))
 
 
-def differences(expected: tuple[Expected, ...], got: list[list[int]]) -> list[str]:
+def differences(expected: tuple[Expected, ...], got: list[list[int]], tie: float = TIE) -> list[str]:
     """Say where tokens differ. What follows a difference at a tie is another text, and not compared."""
     found = []
     for request, (wanted, tokens) in enumerate(zip(expected, got, strict=True)):
@@ -109,7 +110,7 @@ def differences(expected: tuple[Expected, ...], got: list[list[int]]) -> list[st
             found.append(f"request {request} has {len(tokens)} of {len(wanted.tokens)} tokens")
         for place, (theirs, ours) in enumerate(zip(wanted.tokens, tokens, strict=False)):
             if theirs != ours:
-                if wanted.leads[place] > TIE:
+                if wanted.leads[place] > tie:
                     found.append(f"request {request}, token {place}: {ours}, but generate says {theirs}")
                 break
     return found
@@ -170,6 +171,7 @@ def serve(family: str, setting: Setting) -> Outcome:
         max_running_requests=RUNNING,
         max_model_len=LONGEST,
         vocab_size=VOCAB,
+        eos_token_ids=setting.eos,
         admission=("expected", 0.9) if setting.admission == "expected" else ("guaranteed",),
     )
     backend = TorchBackend(model, layout, attention=setting.attention)

@@ -80,6 +80,15 @@ def test_attention_over_pages_is_attention_by_the_definition(backend: AttentionB
     assert not wrong
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["reference", "blocked"])
+def test_attention_over_pages_on_a_gpu_is_attention_by_the_definition(name: str) -> None:
+    for case in list(_cases())[::3]:
+        got = over_pages(case, BACKENDS[name](), "cuda").cpu()
+        assert float((got.double() - by_definition(case)).abs().max()) < TOLERANCE[case.dtype], case
+
+
 @pytest.mark.parametrize("retention", [Full(), Sliding(700), Chunked(1000)])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_long_contexts_are_cut_and_joined(
