@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from halocline.memory.retention import Chunked, Full, Sliding, State
 from halocline.step import StepPlan, StepResult
 from testing.oracle import FakeBackend
-from testing.schedule import FOUR_POOLS, FULL_AND_WINDOW, THREE_POOLS, PoolSpec, World, greedy, rules, tiny_layout
+from testing.schedule import (
+    FOUR_POOLS,
+    FULL_AND_WINDOW,
+    THREE_POOLS,
+    PoolSpec,
+    World,
+    fewest_slabs,
+    greedy,
+    rules,
+    tiny_layout,
+)
 
 UNEQUAL: tuple[PoolSpec, ...] = ((Full(), 16, 1), (Sliding(9), 4, 3), (Chunked(6), 1, 5))
 MOVING: tuple[PoolSpec, ...] = ((Full(), 1, 16), (Sliding(3), 1, 8))
@@ -41,19 +51,6 @@ def load(world: World, seed: int, requests: int = 14, longest: int = 40) -> Worl
             params = greedy(params.max_tokens, min_tokens=min(3, params.max_tokens or 0), stop_token_ids=stop)
         world.arrive(f"r{index}", draw.choice((1, 2, 4, 5, 17, 30)), params, draw.choice((0, 0, 0, 1, -1)))
     return world
-
-
-def fewest_slabs(pools: tuple[PoolSpec, ...], prompt_tokens: int, max_tokens: int) -> int:
-    """Return the smallest arena that takes such a request."""
-    for slabs in range(1, 200):
-        try:
-            world = World(tiny_layout(pools, slabs), rules())
-        except Exception:
-            continue
-        world.arrive("probe", prompt_tokens, max_tokens)
-        if "probe" in world.limits:
-            return slabs
-    raise AssertionError("no arena of under 200 slabs takes it")
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import lcm
 
+from halocline.errors import ConfigError
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
 from halocline.memory.layout import ArenaLayout, PoolLayout
@@ -283,3 +284,27 @@ def world(
 ) -> World:
     """Return a world on a tiny layout."""
     return World(tiny_layout(pools, slabs), rules(**rule_changes), caps)
+
+
+def takes(pools: Sequence[PoolSpec], slabs: int, prompt_tokens: int, max_tokens: int, **rule_changes: object) -> bool:
+    """Return whether an arena of so many slabs takes such a request at its door."""
+    try:
+        made = World(tiny_layout(pools, slabs), rules(**rule_changes))
+    except ConfigError:
+        return False
+    return isinstance(made.arrive("probe", prompt_tokens, max_tokens), Accepted)
+
+
+def fewest_slabs(pools: Sequence[PoolSpec], prompt_tokens: int, max_tokens: int, **rule_changes: object) -> int:
+    """Return the slabs of the smallest arena that takes such a request; one slab less is refused at the door."""
+    low, high = 0, 1
+    while not takes(pools, high, prompt_tokens, max_tokens, **rule_changes):
+        low, high = high, 2 * high
+        assert high < 2**20, "no arena takes it"
+    while high - low > 1:
+        middle = (low + high) // 2
+        if takes(pools, middle, prompt_tokens, max_tokens, **rule_changes):
+            high = middle
+        else:
+            low = middle
+    return high
