@@ -77,6 +77,7 @@ class FakeScheduler:
         self.waiting: dict[str, _Sequence] = {}
         self.running: dict[str, _Sequence] = {}
         self.is_stuck = False
+        self.has_broken_figures = False
         self.step = 0
         self.violations: list[str] = []
         self.totals = Totals()
@@ -163,6 +164,7 @@ class FakeScheduler:
         return {name: Reason("queue" if i else "memory", detail) for i, name in enumerate(self.waiting)}
 
     def figures(self) -> SchedulerFigures:
+        assert not self.has_broken_figures, "a defect in the figures"
         used, total = self.used_pages * PAGE_BYTES, self.pages * PAGE_BYTES
         pool = PoolFigures(
             "full", 0, used, 0, 0, 0, 0, 0, 0, used // PAGE_BYTES * PAGE_TOKENS, self.pages * PAGE_TOKENS
@@ -241,6 +243,7 @@ def build(settings: dict[str, Any], progress: Callable[[str, float | None], None
         model_len=settings.get("model_len", 2048),
     )
     scheduler.is_stuck = settings.get("stuck", False)
+    scheduler.has_broken_figures = settings.get("figures") == "broken"
     backend = FakeBackend(settings.get("reply", "Hello."), step_seconds=settings.get("step_seconds", 0.0))
     model = ModelFacts(
         name="fake",

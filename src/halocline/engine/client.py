@@ -257,10 +257,15 @@ class EngineClient:
     # --- receiving
 
     async def _pump(self, link: _Link) -> None:
-        while True:
-            for _ in range(REPORTS_IN_A_ROW):
-                self._take(await link.reports.recv())
-            await asyncio.sleep(0)
+        try:
+            while True:
+                for _ in range(REPORTS_IN_A_ROW):
+                    self._take(await link.reports.recv())
+                await asyncio.sleep(0)
+        except Exception as error:
+            # Nobody would ever hear from the engine again: better an error for everybody than a silent wait.
+            logger.exception("event=reports_failed")
+            self._die(f"the reports of the engine can no longer be read: {error!r}")
 
     def _take(self, frame: bytes) -> None:
         self._heard_at = self._loop.time()

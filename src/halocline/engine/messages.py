@@ -218,7 +218,15 @@ class TextDelta(msgspec.Struct, frozen=True):
     """The stop string or stop token that ended the text; None for the model's own end of sequence."""
 
 
-_encoder = msgspec.msgpack.Encoder()
+def _plain(value: Any) -> object:
+    """Return a NumPy or torch scalar as Python's own; a backend may well hand one over as a token id."""
+    try:
+        return value.item()
+    except (AttributeError, ValueError) as error:
+        raise NotImplementedError(f"a {type(value).__name__} cannot cross the process boundary") from error
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 

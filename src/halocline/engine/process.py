@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> int:
 def crank(core: EngineCore, link: EngineLink, clock: Callable[[], float] = time.monotonic) -> None:
     """Turn the core until a Shutdown comes."""
     figures_at, had_work, computed = clock(), False, True
-    link.send(Figures(snapshot_of(core, clock())))
+    _send_figures(core, link, figures_at)
     while True:
         wait_seconds = IDLE_SECONDS if not core.has_work else 0.0 if computed else BLOCKED_SECONDS
         commands = link.receive(wait_seconds)
@@ -144,16 +144,24 @@ def crank(core: EngineCore, link: EngineLink, clock: Callable[[], float] = time.
             link.send(Outputs(reports_of(updates)))
         if clock() - figures_at >= FIGURES_SECONDS or (had_work and not core.has_work):
             figures_at = clock()
-            link.send(Figures(snapshot_of(core, figures_at)))
+            _send_figures(core, link, figures_at)
         had_work = core.has_work
     _end(core, link)
+
+
+def _send_figures(core: EngineCore, link: EngineLink, now: float) -> None:
+    try:
+        link.send(Figures(snapshot_of(core, now)))
+    except Exception:
+        # Figures that cannot be told are a defect, but no reason to end everybody's requests.
+        logger.exception("event=figures_failed")
 
 
 def _end(core: EngineCore, link: EngineLink) -> None:
     """Drop what still runs, recount, and say goodbye."""
     core.turn([event_of(Cancel(request_id)) for request_id in core.live])
     violations = core.audit()
-    link.send(Figures(snapshot_of(core, time.monotonic())))
+    _send_figures(core, link, time.monotonic())
     link.send(Bye(violations))
     logger.info("event=engine_end violations=%d", len(violations))
 
@@ -187,4 +195,8 @@ def load_builder(spec: Spec) -> Callable[[dict[str, Any], Progress], EngineParts
 if __name__ == "__main__":
     if not __debug__:
         sys.exit("halocline does not run under python -O: its assertions are part of its safety")
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    # Everything that must be put away has been; the interpreter's own teardown with a model in it takes seconds.
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
 from halocline.engine.messages import (
@@ -86,6 +87,13 @@ def test_reports_survive(report: Report) -> None:
 def test_a_frame_that_is_no_command_is_refused(frame: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_command(frame)
+
+
+def test_scalars_of_numpy_cross_as_plain_numbers() -> None:
+    report = Outputs((TokenReport("a", np.int64(7), Logprobs(np.float32(-0.5), np.int32(1), ())),))  # type: ignore[arg-type]
+    assert decode_report(encode(report)) == Outputs((TokenReport("a", 7, Logprobs(-0.5, 1, ())),))
+    with pytest.raises(NotImplementedError, match="ndarray"):
+        encode(Outputs((TokenReport("a", np.zeros(2)),)))  # type: ignore[arg-type]
 
 
 def test_a_submission_is_an_arrival_and_a_cancellation_an_abort() -> None:

@@ -210,6 +210,24 @@ async def test_an_engine_that_hangs_in_a_step_is_seen_as_silent() -> None:
     await client.close(goodbye_seconds=0)
 
 
+async def test_a_front_end_that_can_no_longer_read_reports_tells_everybody() -> None:
+    client = await EngineClient.start(fake_spec(step_seconds=0.01))
+    stream = await client.submit(PROMPT, ENDLESS)
+
+    def broken(frame: bytes) -> None:
+        raise ValueError("a defect in the front end")
+
+    client._take = broken  # type: ignore[method-assign]
+    with pytest.raises(EngineDeadError, match="a defect in the front end"):
+        await tokens_of(stream)
+    await client.close()
+
+
+async def test_figures_that_cannot_be_told_end_nobodys_request() -> None:
+    async with engine(reply="still here", figures="broken") as client:
+        assert await tokens_of(await client.submit(PROMPT, SamplingParams())) == [*ids_of("still here"), EOS]
+
+
 PARENT = """
 import asyncio, sys, tempfile
 tempfile.tempdir = sys.argv[1]
