@@ -8,9 +8,11 @@ from __future__ import annotations
 from halocline.memory.demand import Demand, resident
 from halocline.memory.grant import Grant
 from halocline.memory.layout import ArenaLayout
+from halocline.schedule.admission import Candidate
 from halocline.schedule.chunk import StepRoom
 from halocline.schedule.events import Reason
 from halocline.schedule.request import Request, State
+from halocline.schedule.retract import Victims
 from halocline.units import ceil_div, ceil_to
 from testing.schedule import World
 
@@ -133,3 +135,28 @@ def price_rounded_twice(
     granule = layout.granule_tokens
     prompt, new = ceil_to(prompt_tokens, granule), ceil_to(max_new_tokens, granule)
     return resident(layout, prompt, new + 2, computed_tokens, lookahead_tokens)
+
+
+def choose_the_longest(victims: Victims) -> tuple[Request, ...] | None:
+    """F4: the victim is whoever is longest, whatever is missing. Stands in for `Victims.choose`."""
+    if victims._arena.fits(victims._extra):
+        return ()
+    ordered = sorted(victims._juniors, key=lambda request: -len(request.history))
+    for count in range(1, len(ordered) + 1):
+        if victims._suffices(ordered[:count]):
+            return tuple(ordered[:count])
+    return None
+
+
+def grants_only_the_next_token_on_return(made: World) -> None:
+    """F1: a retracted request comes back with a small grant, and is soon retracted again."""
+    gate = made.scheduler._gate
+    price = gate.candidate
+
+    def small(request: Request) -> Candidate:
+        right = price(request)
+        if request.retractions == 0:
+            return right
+        return Candidate(right.start, resident(made.layout, len(request.history), 1))
+
+    gate.candidate = small  # type: ignore[method-assign]

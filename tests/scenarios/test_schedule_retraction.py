@@ -1,0 +1,197 @@
+"""Scenarios E4, F1 to F4 and I2: what retraction and refusals cost, and what they must never cost."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+
+from halocline.memory.arena import Arena
+from halocline.memory.demand import Demand
+from halocline.memory.grant import Grant, Refusal
+from halocline.memory.retention import Full, Sliding
+from halocline.schedule.admission import OBSERVED_REQUESTS
+from halocline.schedule.events import Arrive
+from halocline.schedule.request import State
+from halocline.schedule.retract import Victims
+from halocline.step import Sampled, StepPlan, StepResult
+from testing import wrong
+from testing.schedule import FULL_AND_WINDOW, GUARANTEED, PoolSpec, World, greedy, rules, tiny_layout
+
+Spoil = Callable[[World], None]
+
+
+def right(made: World) -> None:
+    """Spoil nothing."""
+
+
+# --- E4: the n-th reserve is refused, for every n
+
+
+class RefusesOnce(Arena):
+    """An arena that says no to the n-th question for room, whatever it could do."""
+
+    refuse_at = -1
+    asked = 0
+
+    def _says_no(self) -> bool:
+        self.asked += 1
+        return self.asked == self.refuse_at
+
+    def reserve(self, owner: str, demand: Demand) -> Grant | Refusal:
+        if self._says_no():
+            return Refusal("memory", demand, 1, f"question {self.asked} is answered with 1 refusal")
+        return super().reserve(owner, demand)
+
+    def extend(self, grant: Grant, demand: Demand) -> Grant | Refusal:
+        if self._says_no():
+            return Refusal("memory", demand, 1, f"question {self.asked} is answered with 1 refusal")
+        return super().extend(grant, demand)
+
+
+def e4_world(refuse_at: int, admission: tuple, caps: tuple[int, int] | None) -> World:
+    made = World(
+        tiny_layout(FULL_AND_WINDOW, 14),
+        rules(admission=admission, step_tokens=16),
+        caps,
+        make_arena=RefusesOnce,
+    ).expect_outputs(16, 2)
+    assert isinstance(made.arena, RefusesOnce)
+    made.arena.refuse_at = refuse_at + 1  # the first question is the floor
+    for index in range(6):
+        made.arrive(f"r{index}", 3 + 7 * (index % 3), greedy(9 + index, ignore_eos=index == 1))
+    return made
+
+
+@pytest.mark.parametrize("admission", [("expected", 0.9), GUARANTEED], ids=["expected", "guaranteed"])
+@pytest.mark.parametrize("caps", [None, (7, 7)], ids=["shared", "split"])
+def test_e4_nothing_leaks_and_nothing_sticks_whichever_reserve_is_refused(admission: tuple, caps: object) -> None:
+    calm = e4_world(-1, admission, caps).run().assert_all_finished()  # type: ignore[arg-type]
+    assert isinstance(calm.arena, RefusesOnce)
+    questions = calm.arena.asked
+    assert questions > 6
+    for number in range(1, questions + 1):
+        made = e4_world(number, admission, caps)  # type: ignore[arg-type]
+        # One refusal of what the arena could do may cost a step, but no request.
+        for _ in range(2000):
+            if not made.scheduler.has_work:
+                break
+            made.step()
+        made.assert_all_finished()
+
+
+# --- F1: throughput comes back within a step
+
+F_POOLS: tuple[PoolSpec, ...] = ((Full(), 4, 1), (Sliding(8), 4, 1))
+
+
+def run_f1(spoil: Spoil = right) -> World:
+    """Eight requests outgrow what they were granted, in room for about two."""
+    made = World(tiny_layout(F_POOLS, 26), rules()).expect_outputs(64, 4)
+    spoil(made)
+    for index in range(8):
+        made.arrive(f"r{index}", 6, greedy(40))
+    requests = list(made.scheduler._roster.live.values())
+    while made.scheduler.has_work:
+        before = made.retractions
+        names = [segment.request_id for segment in made.plan_and_apply().segments]
+        if made.retractions > before and made.scheduler.has_work:
+            kept = [name for name in names if name in made.scheduler._roster.live]
+            after = [segment.request_id for segment in made.plan_and_apply().segments]
+            assert after[: len(kept)] == kept, "the step after a retraction computes everyone who was kept"
+    made.assert_all_finished()
+    assert made.retractions > 0
+    most = max(request.retractions for request in requests)
+    assert most == 1, f"who came back was retracted again, {most} times in all"
+    return made
+
+
+def test_f1_who_comes_back_stays_and_nobody_waits_longer_than_a_step() -> None:
+    run_f1()
+
+
+def test_f1_bites_when_the_return_is_granted_too_little() -> None:
+    with pytest.raises(AssertionError, match="who came back was retracted again"):
+        run_f1(wrong.grants_only_the_next_token_on_return)
+
+
+# --- F2: no timers
+
+
+def test_f2_a_steady_load_is_not_retracted_periodically() -> None:
+    """Outputs as long as the estimate says: whatever the number of steps, nobody outgrows a grant."""
+    made = World(tiny_layout(F_POOLS, 30), rules(max_waiting_requests=200), check=False).expect_outputs(16, 12)
+    for index in range(80):
+        made.arrive(f"r{index}", 4 + index % 5, greedy(12))
+    made.run().assert_all_finished()
+    assert made.steps > 200
+    assert made.scheduler.figures().totals.extensions == 0
+    assert made.retractions == 0
+
+
+# --- F4: victims by deficit
+
+
+def run_f4() -> World:
+    """One page is missing; a short junior has it, a long one has more and much more work to lose."""
+    made = World(tiny_layout(F_POOLS, 29), rules()).expect_outputs(64, 2)
+    made.arrive("senior", 12, greedy(40))
+    made.arrive("long", 40, greedy(9, ignore_eos=True))
+    made.arrive("short", 4, greedy(9, ignore_eos=True))
+    live = dict(made.scheduler._roster.live)
+    made.run_until(lambda: made.retractions > 0)
+    assert (live["short"].retractions, live["long"].retractions) == (1, 0), "the long one was retracted"
+    made.run().assert_all_finished()
+    return made
+
+
+def test_f4_the_deficit_decides_who_goes() -> None:
+    run_f4()
+
+
+def test_f4_bites_when_the_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Victims, "choose", wrong.choose_the_longest)
+    with pytest.raises(AssertionError, match="the long one was retracted"):
+        run_f4()
+
+
+# --- E5 (as far as there is no host tier), I2
+
+
+def test_e5_aborting_a_retracted_request_leaves_nothing() -> None:
+    made = World(tiny_layout(F_POOLS, 24), rules()).expect_outputs(64, 2)
+    made.arrive("senior", 12, greedy(40))
+    made.arrive("junior", 12, greedy(40))
+    made.run_until(lambda: made.retractions > 0)
+    assert made.scheduler._roster.live["junior"].state is State.RETRACTED
+    made.abort("junior")
+    made.run().assert_all_finished()
+
+
+class NullBackend:
+    """Answers with token 1: the memory of the oracle is not what is measured."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        return StepResult(plan.step, tuple(Sampled(s.request_id, 1) for s in plan.segments if s.samples))
+
+
+def test_i2_memory_stays_flat_over_many_requests() -> None:
+    """No request leaves a trace. What is bounded (1,024 lengths of a class, names of owners) is filled up before."""
+    made = World(tiny_layout(F_POOLS, 40), rules(), check=False)
+    for _ in range(OBSERVED_REQUESTS // 32):
+        made.expect_outputs(2, 2)
+    scheduler, backend, objects = made.scheduler, NullBackend(), []
+    params = greedy(2)
+    for batch in range(4):
+        for index in range(300):
+            scheduler.handle(Arrive(f"r{batch}-{index}", (1,) * (3 + index % 7), params, 0))
+            while (plan := scheduler.plan(0.0)) is not None:
+                scheduler.apply(backend.run(plan))
+        assert not scheduler.has_work
+        plan = None
+        gc.collect()
+        objects.append(len(gc.get_objects()))
+    assert objects[3] - objects[1] < 50, f"600 further requests left {objects[3] - objects[1]} objects behind"
+    assert len(made.arena.owners.names) < 3000
+    assert made.is_empty
