@@ -21,19 +21,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from halocline.memory.grant import Move as Move  # noqa: PLC0414 - part of the waist, made by the arena
 from halocline.params import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Copy page `source` of pool `pool` onto page `target`; both are page numbers (physical places), not handles.
-
-    In one plan sources and targets are disjoint, so the moves may be done in parallel and in any order.
-    """
-
-    pool: int
-    source: int
-    target: int
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):

@@ -15,10 +15,9 @@ from hypothesis import HealthCheck, Phase, settings
 
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
-from halocline.memory.grant import Commit, Grant, Handles, Order, Pin, Refusal
+from halocline.memory.grant import Commit, Grant, Handles, Move, Order, Pin, Refusal
 from halocline.memory.layout import ArenaLayout, PoolLayout
 from halocline.memory.retention import Chunked, Full, Retention, Sliding, State, describe
-from halocline.step import Move
 
 
 def layout(

@@ -21,7 +21,7 @@ from halocline.memory.audit import Books, Violation, audit
 from halocline.memory.budget import Budget
 from halocline.memory.demand import Demand
 from halocline.memory.figures import ArenaFigures, figures
-from halocline.memory.grant import NO_HANDLES, Commit, Grant, Handles, Order, Pin, Refusal
+from halocline.memory.grant import NO_HANDLES, Commit, Grant, Handles, Move, Order, Pin, Refusal
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.moves import make_room, reclaim_for
 from halocline.memory.orders import charge, hand_out, places_at_hand, undo
@@ -38,7 +38,6 @@ from halocline.memory.pool import (
     Pool,
     SlabStock,
 )
-from halocline.step import Move
 
 
 class Arena:

@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from halocline.memory.demand import Demand
-from halocline.step import Move
 
 Handles = NDArray[np.int64]
 NO_HANDLES: Handles = np.zeros(0, np.int64)
@@ -162,13 +162,24 @@ class Grant:
         return f"grant of {self.owner!r} (demand {tuple(self.asked)}, held {tuple(self.taken)})"
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(msgspec.Struct, frozen=True, eq=False):
     """Commit `pages` new pages to `grant`; what exceeds its room is borrowed from `step`: a step grant or the floor."""
 
     grant: Grant
     pages: Demand
     step: Grant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy page `source` of pool `pool` onto page `target`; both are page numbers (physical places), not handles.
+
+    In one step sources and targets are disjoint, so the moves may be done in parallel and in any order.
+    """
+
+    pool: int
+    source: int
+    target: int
 
 
 @dataclass(frozen=True, slots=True)

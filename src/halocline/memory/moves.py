@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from halocline.memory.budget import Budget
-from halocline.memory.grant import Refusal
+from halocline.memory.grant import Move, Refusal
 from halocline.memory.pins import PinBoard
 from halocline.memory.pool import CACHED, FREE, HELD, Pages, Pool
 from halocline.memory.reclaim import Plan, Pressure, reclaim_plan
-from halocline.step import Move
 from halocline.units import ceil_div
 
 NO_PAGES: Pages = np.zeros(0, np.int64)

@@ -19,24 +19,36 @@ def charge(orders: Sequence[Order], names: Sequence[str]) -> list[int]:
 
     Raises InvariantError, with every charge undone, if one exceeds what its grant and its lender have left.
     """
+    pools = range(len(names))
     totals = [0] * len(names)
     for at, order in enumerate(orders):
-        grant, pages, step = order.grant, order.pages, order.step
+        grant, pages = order.grant, order.pages
         if len(pages) != len(names) or not grant.is_open:
             undo(orders[:at])
             raise InvariantError(
                 [f"{grant.describe()} cannot commit {pages}: it is closed or not of {len(names)} pools"]
             )
-        for pool, count in enumerate(pages):
-            if count == 0:
-                continue
-            if count < 0 or not grant.charge(pool, count, step):
-                part = Demand(n if p < pool else 0 for p, n in enumerate(pages))
-                undo([*orders[:at], Order(grant, part)])
-                lender = "" if step is None else f" and borrow from {step.describe()}"
-                raise InvariantError([f"{grant.describe()} cannot commit {count} pages of {names[pool]}{lender}"])
-            totals[pool] += count
+        room, taken = grant.room, grant.taken
+        for pool in pools:
+            count = pages[pool]
+            if 0 < count <= room[pool]:  # Grant.charge without a lender, in place: a step has hundreds of these
+                room[pool] -= count
+                taken[pool] += count
+                totals[pool] += count
+            elif count:
+                if count < 0 or not grant.charge(pool, count, order.step):
+                    raise _overdrawn(orders, at, pool, names[pool])
+                totals[pool] += count
     return totals
+
+
+def _overdrawn(orders: Sequence[Order], at: int, pool: int, name: str) -> InvariantError:
+    # Undoes the charges before pool `pool` of order `at`; returns what to raise.
+    order = orders[at]
+    part = Demand(count if p < pool else 0 for p, count in enumerate(order.pages))
+    undo([*orders[:at], Order(order.grant, part)])
+    lender = "" if order.step is None else f" and borrow from {order.step.describe()}"
+    return InvariantError([f"{order.grant.describe()} cannot commit {order.pages[pool]} pages of {name}{lender}"])
 
 
 def undo(charged: Sequence[Order]) -> None:
@@ -69,14 +81,22 @@ def hand_out(orders: Sequence[Order], pool: Pool, total: int, owners: Owners) ->
         pool.owner[index] = orders[0].grant.id
         owners.record(orders[0].grant, number, handles)
         return [handles]
-    pool.owner[index] = np.repeat([order.grant.id for order in orders], [order.pages[number] for order in orders])
     dealt: list[Handles] = []
+    ids: list[int] = []
+    counts: list[int] = []
     at = 0
     for order in orders:
         count = order.pages[number]
-        part = handles[at : at + count] if count else NO_HANDLES
-        if count:
-            owners.record(order.grant, number, part)
+        if count == 0:
+            dealt.append(NO_HANDLES)
+            continue
+        grant = order.grant
+        part = handles[at : at + count]
         dealt.append(part)
+        grant.chunks[number].append(part)  # Owners.record, in place
+        grant.recorded[number] += count
+        ids.append(grant.id)
+        counts.append(count)
         at += count
+    pool.owner[index] = ids if total == len(ids) else np.repeat(ids, counts)
     return dealt

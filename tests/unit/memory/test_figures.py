@@ -7,7 +7,7 @@ from testing.memory import World, arena
 
 
 def shown() -> World:
-    """Slabs of 3 full or 2 window pages; 4 full pages: 2 cached, 1 locked, 1 in transfer; 2 window pages, 1 promised."""
+    """Slabs of 3 full or 2 window pages; 4 full pages (2 cached, 1 locked, 1 in transfer), 2 window, 1 promised."""
     world = World(arena(full=3, sliding=2, slabs=5))
     owner = world.reserve(Demand((4, 3)))
     world.commit([(owner, Demand((4, 2)), None)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from halocline.memory.demand import Demand
-from halocline.step import Move
+from halocline.memory.grant import Move
 from testing.memory import World, arena, can_place
 
 
