@@ -67,11 +67,11 @@ def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 def _is_sentencepiece(step: dict[str, Any]) -> bool:
     """Whether a step keeps bytes as they are, apart from the marked space and the start of the whole text."""
     if step["type"] == "Replace":
-        return step["pattern"] == {"String": _SPACE} and step["content"] == " "
+        return bool(step["pattern"] == {"String": _SPACE} and step["content"] == " ")
     if step["type"] == "Strip":
-        return step["content"] == " " and step["start"] <= 1 and step["stop"] == 0
+        return bool(step["content"] == " " and step["start"] <= 1 and step["stop"] == 0)
     if step["type"] == "Metaspace":
-        return step["replacement"] == _SPACE
+        return bool(step["replacement"] == _SPACE)
     return step["type"] in ("ByteFallback", "Fuse")
 
 
