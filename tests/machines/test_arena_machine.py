@@ -6,6 +6,7 @@ was answered as the brute-force oracle answers it (L3, exactness), and all that 
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -146,5 +147,11 @@ class ArenaMachine(RuleBasedStateMachine):
         self.world.check_every_grant_commits()
 
 
+class LongArenaMachine(ArenaMachine):
+    """The same, for long."""
+
+
 TestArena = ArenaMachine.TestCase
+TestArenaForLong = pytest.mark.timeout(3600)(pytest.mark.laws(LongArenaMachine.TestCase))
+TestArenaForLong.settings = profile(examples=3000, steps=60)
 TestArena.settings = profile(examples=120, steps=25)
