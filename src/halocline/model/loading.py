@@ -28,6 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from halocline.errors import ModelError
 from halocline.model.dtypes import choose_device, choose_dtype
 from halocline.model.folder import has_tokenizer, read_config
+from halocline.model.head import speed_up_head
 from halocline.model.layers import kv_layers, text_config
 from halocline.model.probe import check_model
 from halocline.model.progress import transformers_is_silent
@@ -100,6 +101,7 @@ def load(source: ModelSource, dtype: str = "auto", device: str = "auto") -> Load
     model = _load_weights(source, config, kind, place)
     text = text_config(config)
     check_model(model, layers, text.vocab_size)
+    speed_up_head(model)
     return LoadedModel(
         source=source,
         model=model,

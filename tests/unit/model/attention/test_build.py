@@ -89,7 +89,16 @@ def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
 
 def test_the_kernel_brings_no_second_openmp_runtime() -> None:
     over_pages(Case([(40, 1)]), CpuAttention())
-    assert len(build.mapped_openmp()) == 1
+    assert len(build.mapped_openmp()) == 1, build.mapped_openmp()
+
+
+def test_without_an_openmp_runtime_the_kernel_runs_on_one_thread(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, no_library_yet: None
+) -> None:
+    monkeypatch.setattr(build, "FLAGS", QUICK)
+    monkeypatch.setattr(build, "openmp_runtime", lambda: None)
+    case = Case([(600, 1), (0, 9)])
+    assert float((over_pages(case, CpuAttention()) - by_definition(case)).abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize("machine", ["x86-64-v3", "x86-64"])
