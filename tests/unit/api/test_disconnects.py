@@ -61,7 +61,7 @@ async def test_streams_of_several_choices_with_random_disconnects_leave_nothing(
 
 async def test_500_streams_in_a_small_real_arena_leave_nothing_though_requests_are_retracted() -> None:
     chance = random.Random(7)
-    bodies = [{"prompt": "LONG" if chance.random() < 0.08 else "abc", "max_tokens": 128} for _ in range(500)]
+    bodies = [{"prompt": "LONG" if chance.random() < 0.08 else "abcdefghijkl", "max_tokens": 128} for _ in range(500)]
     spec = fake_spec("build_on_arena", reply="{prompt}", kv_bytes=64 * KIB)
     with live_server(spec=spec) as server:
         await many(server, bodies, seed=8)
