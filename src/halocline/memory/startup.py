@@ -45,13 +45,10 @@ def start_problems(layout: ArenaLayout, caps: Caps | None, limits: Limits) -> li
 
 def _start(layout: ArenaLayout, caps: Caps | None, limits: Limits) -> tuple[list[str], ModelLength]:
     length, length_problems = _model_length(layout, caps, limits)
-    # An arena too small for one window is too small for the length as well; the window's sentence names the cause.
-    window_problems = _window_problems(layout, caps, limits)
-    problems = _slot_problems(layout, limits) + _cap_problems(layout, caps) + window_problems + length_problems
-    if length.tokens < 2 and not window_problems:
-        problems.append(
-            f"not even one token in and one out fit: {_arithmetic(layout, caps, limits, 2)}; give more kv_bytes"
-        )
+    problems = _slot_problems(layout, limits) + _cap_problems(layout, caps) + _window_problems(layout, caps, limits)
+    problems += length_problems
+    if length.tokens < 2 and not problems:
+        problems.append(f"a length of {length.tokens} tokens ({length.reason}) leaves no room for one in and one out")
     return problems, length
 
 
