@@ -80,7 +80,7 @@ class Answer:
                 collected[index].add(delta)
         finally:
             self._close()
-        choices = [self._shape.choice(i, each) for i, each in enumerate(collected)]
+        choices = [self._with_ids(self._shape.choice(i, each), each.token_ids) for i, each in enumerate(collected)]
         return self._body(self._shape.whole, choices) | {"usage": self._usage()}
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
@@ -90,8 +90,8 @@ class Answer:
                 if opening is not None:
                     yield self._chunk([opening])
             async for index, delta in _merged(self._generations):
-                if delta.text or delta.tokens or delta.finish_reason:
-                    yield self._chunk([self._shape.delta(index, delta)])
+                if delta.text or delta.tokens or delta.finish_reason or self._order.token_ids:
+                    yield self._chunk([self._with_ids(self._shape.delta(index, delta), delta.token_ids)])
             if self._order.include_usage:
                 yield event(self._body(self._shape.chunk, []) | {"usage": self._usage()})
         except Exception as error:
@@ -99,6 +99,9 @@ class Answer:
         finally:
             self._close()
         yield DONE
+
+    def _with_ids(self, choice: dict[str, Any], token_ids: Sequence[int]) -> dict[str, Any]:
+        return choice | {"token_ids": list(token_ids)} if self._order.token_ids else choice
 
     def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
         body = self._body(self._shape.chunk, choices)

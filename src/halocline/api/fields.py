@@ -69,6 +69,7 @@ FIELDS: tuple[Field, ...] = (
     Field("logprobs", CHAT, "honoured", "true: log-probabilities of each token"),
     _honoured("top_logprobs", CHAT, "0 to 20 best tokens at each position; only with `logprobs`"),
     _honoured("echo", COMPLETIONS, "true: the text begins with the prompt; not together with `logprobs`"),
+    _honoured("return_token_ids", BOTH, "true: each choice has `token_ids`, the end of sequence and stops included"),
     _ignored("user", BOTH, "no accounts are kept"),
     _ignored("metadata", BOTH, "nothing is stored"),
     _ignored("store", BOTH, "nothing is stored"),

@@ -32,6 +32,7 @@ class Order:
     model: str | None
     stream: bool
     include_usage: bool
+    token_ids: bool
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: fields[name] for name in SAMPLING if name in fields}
 
 
-def _form(fields: Mapping[str, Any]) -> tuple[str | None, bool, bool]:
-    """Return (model, stream, include_usage)."""
+def _form(fields: Mapping[str, Any]) -> tuple[str | None, bool, bool, bool]:
+    """Return (model, stream, include_usage, token_ids)."""
     model = fields.get("model")
     if model is not None and not isinstance(model, str):
         raise _wrong("model", model, "a string")
@@ -102,7 +103,8 @@ def _form(fields: Mapping[str, Any]) -> tuple[str | None, bool, bool]:
     for name in options:
         if name not in ("include_usage", "include_obfuscation"):
             raise ApiError(400, f"unknown field 'stream_options.{name}'", param=f"stream_options.{name}")
-    return model, stream, _flag(options, "include_usage", "stream_options.include_usage")
+    include_usage = _flag(options, "include_usage", "stream_options.include_usage")
+    return model, stream, include_usage, _flag(fields, "return_token_ids")
 
 
 def _flag(fields: Mapping[str, Any], name: str, param: str | None = None) -> bool:

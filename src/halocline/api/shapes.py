@@ -19,12 +19,14 @@ class Collected:
 
     text: list[str] = field(default_factory=list)
     tokens: list[TokenText] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
 
     def add(self, delta: TextDelta) -> None:
         """Append one delta."""
         self.text.append(delta.text)
         self.tokens += delta.tokens
+        self.token_ids += delta.token_ids
         self.finish_reason = delta.finish_reason
 
 

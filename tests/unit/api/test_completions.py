@@ -130,6 +130,14 @@ def test_streamed_logprobs_are_the_same(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_come_if_asked_and_all_of_them(http: httpx.Client, stream: bool) -> None:
+    body = {"prompt": "abcdef", "stop": "cd", "return_token_ids": True}
+    answers = events(http, **body) if stream else [complete(http, **body)]
+    ids = [token for answer in answers for choice in answer["choices"] for token in choice["token_ids"]]
+    assert ids == ids_of("Hé 😀 abcd")
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_echo_puts_the_prompt_before_the_text(http: httpx.Client, stream: bool) -> None:
     body = {"prompt": ["ab", "cd"], "echo": True, "max_tokens": 1}
     texts = {0: "", 1: ""}
