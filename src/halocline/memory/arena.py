@@ -240,6 +240,8 @@ class Arena:
             self._count(pool, transfer=-len(cached))
             self._to_cache(pool, cached)
 
+    # ---- how room is made
+
     def _make_room(self, orders: Sequence[Order], totals: list[int]) -> tuple[tuple[Move, ...], tuple[Handles, ...]]:
         self.pins.enforce_fitting(self.pools, self.budget)
         plan = reclaim_for(self.pools, self.budget, totals)
