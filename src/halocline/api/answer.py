@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -76,8 +77,9 @@ class Answer:
         await self._submit()
         collected = [Collected() for _ in self._generations]
         try:
-            async for index, delta in _merged(self._generations):
-                collected[index].add(delta)
+            async with aclosing(_merged(self._generations)) as deltas:
+                async for index, delta in deltas:
+                    collected[index].add(delta)
         finally:
             self._close()
         choices = [self._with_ids(self._shape.choice(i, each), each.token_ids) for i, each in enumerate(collected)]
@@ -89,8 +91,10 @@ class Answer:
                 opening = self._shape.opening(i)
                 if opening is not None:
                     yield self._chunk([opening])
-            async for index, delta in _merged(self._generations):
-                if delta.text or delta.tokens or delta.finish_reason or self._order.token_ids:
+            async with aclosing(_merged(self._generations)) as deltas:
+                async for index, delta in deltas:
+                    if not self._says_something(delta):
+                        continue
                     yield self._chunk([self._with_ids(self._shape.delta(index, delta), delta.token_ids)])
             if self._order.include_usage:
                 yield event(self._body(self._shape.chunk, []) | {"usage": self._usage()})
@@ -99,6 +103,9 @@ class Answer:
         finally:
             self._close()
         yield DONE
+
+    def _says_something(self, delta: TextDelta) -> bool:
+        return bool(delta.text or delta.tokens or delta.finish_reason or self._order.token_ids)
 
     def _with_ids(self, choice: dict[str, Any], token_ids: Sequence[int]) -> dict[str, Any]:
         return choice | {"token_ids": list(token_ids)} if self._order.token_ids else choice
@@ -120,7 +127,7 @@ class Answer:
             generation.close()
 
 
-async def _merged(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, TextDelta]]:
+async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, TextDelta], None]:
     """Yield the deltas of all generations as they come, each with its index; the first error ends all."""
     if len(generations) == 1:
         async for delta in generations[0]:

@@ -98,14 +98,13 @@ class EngineCore:
 
     def turn(self, events: Iterable[Event] = ()) -> list[Update]:
         """Take in `events`, compute at most one step, and return what came of both."""
+        events = list(events)
         updates = [update for event in events for update in self._handle(event)]
         plan = self._plan(updates)
         if plan is not None:
             updates += self._compute(plan)
-        else:
-            updates += self._scheduler.take_updates()  # planning may fail a request that cannot go on alone
         self._note(updates, computed=plan is not None and self._defects_in_row == 0)
-        self._audit_when_due(computed=plan is not None)
+        self._audit_when_due(worked=plan is not None or bool(events))
         return updates
 
     def _handle(self, event: Event) -> Sequence[Update]:
@@ -120,11 +119,15 @@ class EngineCore:
 
     def _plan(self, updates: list[Update]) -> StepPlan | None:
         try:
-            return self._scheduler.plan(self._clock())
+            plan = self._scheduler.plan(self._clock())
+            if plan is None:
+                # Planning may have failed a request that cannot go on alone.
+                updates += self._scheduler.take_updates()
         except Exception as error:
             self._defect("plan", error)
             updates += self._fail(error)
             return None
+        return plan
 
     def _compute(self, plan: StepPlan) -> Sequence[Update]:
         self.steps += 1
@@ -171,12 +174,15 @@ class EngineCore:
                 self._live.pop(update.request_id, None)
         self.watch.note(self._clock(), progressed=computed or ended, has_work=self.has_work)
 
-    def _audit_when_due(self, *, computed: bool) -> None:
-        idle = not self.has_work
-        due = {"every": computed or idle != self._rested, "idle": idle and not self._rested, "off": False}
+    def _audit_when_due(self, *, worked: bool) -> None:
+        """Recount as the rule says; at idle only in a turn that brought nothing, so that no request waits for it."""
+        if worked:
+            self._rested = False
+        at_rest = not worked and not self._rested and not self.has_work
+        self._rested = self._rested or at_rest
+        due = {"every": worked, "idle": at_rest, "off": False}
         if due[self._audit_rule]:
             self.audit()
-        self._rested = idle
 
     def audit(self) -> tuple[str, ...]:
         """Recount everything; report what is wrong in log and figures, and never raise."""

@@ -11,7 +11,8 @@ from halocline.engine.figures import snapshot_of
 from halocline.params import SamplingParams
 from halocline.schedule.events import Abort, Accepted, Arrive, Event, Failed, NewToken, Rejected, Update
 from halocline.step import StepPlan, StepResult
-from testing.engine import EOS, FakeBackend, FakeScheduler, ids_of
+from halocline.units import KIB
+from testing.engine import EOS, FakeBackend, FakeScheduler, build_on_arena, ids_of
 
 
 class Clock:
@@ -205,3 +206,63 @@ def test_closing_frees_the_backend() -> None:
     engine, _, backend = core()
     engine.close()
     assert backend.is_closed
+
+
+def test_a_request_that_fails_while_the_next_step_is_planned_is_told() -> None:
+    engine, scheduler, _ = core()
+    scheduler.is_stuck = True
+    engine.turn([arrive("a")])
+    told = [(Failed("a", "it cannot go on alone"),)]
+    scheduler.take_updates = lambda: told.pop() if told else ()  # type: ignore[method-assign]
+    assert engine.turn() == [Failed("a", "it cannot go on alone")]
+    assert engine.live == ()
+
+
+class TestOnTheRealScheduler:
+    """The same loop before the shipped scheduler and arena."""
+
+    def parts(self) -> tuple[EngineCore, FakeBackend]:
+        made = build_on_arena({"kv_bytes": 64 * KIB, "reply": "{prompt}"}, lambda text, fraction: None)
+        assert isinstance(made.backend, FakeBackend)
+        return EngineCore(made.scheduler, made.backend, audit="every", clock=Clock()), made.backend
+
+    @pytest.mark.parametrize("step", range(1, 6))
+    def test_a_backend_that_raises_in_any_step_leaves_the_arena_whole(self, step: int) -> None:
+        engine, backend = self.parts()
+
+        def explode(plan: StepPlan) -> None:
+            if engine.steps == step:
+                raise RuntimeError("the device is gone")
+
+        backend.before_step = explode
+        names = [f"r{i}" for i in range(30)]
+        updates = run(engine, *(arrive(name, "x" * (i + 1), max_tokens=40) for i, name in enumerate(names)), turns=400)
+        lost = failed(updates)
+        assert lost
+        for i, name in enumerate(names):
+            if name not in lost:
+                assert tokens(updates, name) == [*ids_of("x" * (i + 1)), EOS]
+        snapshot = snapshot_of(engine, 0.0)
+        assert snapshot.figures is not None
+        assert snapshot.figures.arena.used_bytes == 0
+        assert snapshot.violations == ()
+        assert engine.live == ()
+
+    def test_aborts_at_any_moment_leave_the_arena_whole(self) -> None:
+        engine, _ = self.parts()
+        engine.turn([arrive(f"r{i}", "x" * 20, max_tokens=40) for i in range(30)])
+        for i in range(30):
+            engine.turn([Abort(f"r{i}", "stop" if i % 2 else "abort")])
+        run(engine, turns=10)
+        snapshot = snapshot_of(engine, 0.0)
+        assert snapshot.figures is not None
+        assert (snapshot.figures.arena.used_bytes, snapshot.violations, engine.has_work) == (0, (), False)
+
+    def test_the_snapshot_names_who_waits_and_why(self) -> None:
+        engine, _ = self.parts()
+        engine.turn([arrive(f"r{i}", "x" * 200, max_tokens=40) for i in range(30)])
+        snapshot = snapshot_of(engine, 0.0)
+        assert sum(snapshot.waiting.values()) > 0
+        assert snapshot.blocked is not None
+        assert snapshot.blocked.code != "queue"
+        assert snapshot.blocked.detail
