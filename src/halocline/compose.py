@@ -19,6 +19,7 @@ from halocline.engine.client import EngineClient
 from halocline.engine.core import EngineParts
 from halocline.engine.front import FrontEnd
 from halocline.engine.messages import ModelFacts, Spec
+from halocline.errors import ConfigError
 from halocline.memory.arena import Arena
 from halocline.memory.facts import CapacityFacts
 from halocline.memory.layout import ArenaLayout, LayerKV, solve_layout
@@ -75,9 +76,15 @@ def prepare(config: Config, *, quiet: bool = False) -> Prepared:
     """Find the model and check that it can be served in the memory there is; ConfigError or ModelError if not."""
     import psutil
 
+    from halocline.model.attention import BACKENDS
+    from halocline.model.chat import read_template
     from halocline.model.dtypes import choose_device
     from halocline.model.loading import load_config, resolve
 
+    if config.attention not in ("auto", *BACKENDS):
+        raise ConfigError([f"attention is {config.attention!r}; it must be auto or one of {', '.join(BACKENDS)}"])
+    if config.chat_template is not None:
+        read_template(config.chat_template)
     source = resolve(config.model, trust_remote_code=config.trust_remote_code, quiet=quiet)
     device = choose_device(config.device)
     config = replace(config, device=str(device))

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from queue import Queue
 
 import yaml
 
@@ -100,7 +101,9 @@ def _try_it(url: str, prepared: Prepared) -> list[str]:
 def say(*lines: str) -> None:
     """Print lines for the operator, at once."""
     for line in lines:
-        print(line, flush=True)
+        # One write with its end: the engine's log may go to the same pipe.
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,30 +133,34 @@ def running_server(config: Config, echo: Callable[[str], None] | None = None) ->
             text=True,
             bufsize=1,
         )
+        lines: deque[str] = deque(maxlen=200)
+        urls: Queue[str | None] = Queue()
+        reader = threading.Thread(target=_read, args=(process, lines, urls, echo), daemon=True)
+        reader.start()
         try:
-            yield _wait_until_it_serves(process, echo or (lambda line: None))
+            url = urls.get()
+            if url is None:
+                words = " | ".join(list(lines)[-5:])
+                raise EngineDeadError(f"the server did not start (exit code {process.wait()}): {words}")
+            yield Started(url, process, lines)
         finally:
             _stop(process, config.drain_seconds)
+            reader.join()
 
 
-def _wait_until_it_serves(process: subprocess.Popen[str], echo: Callable[[str], None]) -> Started:
+def _read(
+    process: subprocess.Popen[str], lines: deque[str], urls: Queue[str | None], echo: Callable[[str], None] | None
+) -> None:
+    """Keep the pipe empty to its end: a server whose output nobody reads would stand still."""
     assert process.stdout is not None, "the server's output is a pipe"
-    lines: deque[str] = deque(maxlen=200)
-    for line in process.stdout:
-        lines.append(line.rstrip("\n"))
-        echo(lines[-1])
-        if line.startswith(SERVING_AT):
-            started = Started(line.removeprefix(SERVING_AT).strip(), process, lines)
-            threading.Thread(target=_read_on, args=(started, echo), daemon=True).start()
-            return started
-    raise EngineDeadError(f"the server did not start (exit code {process.wait()}): " + " | ".join(list(lines)[-5:]))
-
-
-def _read_on(started: Started, echo: Callable[[str], None]) -> None:
-    """Keep the pipe empty: a server whose output nobody reads would stand still."""
-    for line in started.process.stdout or ():
-        started.lines.append(line.rstrip("\n"))
-        echo(started.lines[-1])
+    with process.stdout:
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if echo is not None:
+                echo(lines[-1])
+            if line.startswith(SERVING_AT):
+                urls.put(line.removeprefix(SERVING_AT).strip())
+    urls.put(None)
 
 
 def _stop(process: subprocess.Popen[str], drain_seconds: float) -> None:

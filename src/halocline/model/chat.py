@@ -67,14 +67,15 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, file: str | None = None) -
     Raises ConfigError when the file cannot be read or is no Jinja template.
     """
     if file is not None:
-        return ChatTemplate(tokenizer, _read(file), is_fallback=False)
+        return ChatTemplate(tokenizer, read_template(file), is_fallback=False)
     own = tokenizer.chat_template
     if isinstance(own, dict):
         own = own.get("default")
     return ChatTemplate(tokenizer, own or FALLBACK_TEMPLATE, is_fallback=not own)
 
 
-def _read(file: str) -> str:
+def read_template(file: str) -> str:
+    """Return the template in `file`; raises ConfigError when it cannot be read or is no Jinja template."""
     try:
         text = Path(file).expanduser().read_text(encoding="utf-8")
         jinja2.Environment(autoescape=False, extensions=["jinja2.ext.loopcontrols"]).parse(text)
