@@ -1,0 +1,160 @@
+"""A state machine over the whole scheduler: anything may happen at any moment, and every law is checked after it.
+
+Model: the token oracle, which knows what every request must get, and `World`, which audits scheduler and arena after
+every act, counts the bytes, and asks a reason of everybody who waits. In the end foreign owners let go and all finish.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from halocline.memory.demand import Demand
+from halocline.memory.grant import Grant
+from halocline.schedule.events import Accepted
+from halocline.step import StepPlan
+from testing.schedule import (
+    FOUR_POOLS,
+    FULL_AND_WINDOW,
+    GUARANTEED,
+    MIXED,
+    THREE_POOLS,
+    World,
+    greedy,
+    rules,
+    tiny_layout,
+)
+
+EOS = (3, 5)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Arrivals, aborts, steps in halves, failures of requests and of steps, foreign owners that come and go."""
+
+    world: World
+
+    @initialize(
+        pools=st.sampled_from((FULL_AND_WINDOW, THREE_POOLS, FOUR_POOLS, MIXED)),
+        slabs=st.integers(9, 16),
+        admission=st.sampled_from((("expected", 0.9), ("expected", 0.3), GUARANTEED)),
+        slots=st.integers(1, 6),
+        step_tokens=st.sampled_from((8, 20, 64)),
+        estimate=st.integers(1, 6),
+    )
+    def start(self, pools: tuple, slabs: int, admission: tuple, slots: int, step_tokens: int, estimate: int) -> None:
+        changed = rules(
+            admission=admission,
+            max_running_requests=slots,
+            step_tokens=step_tokens,
+            eos_token_ids=EOS,
+            max_model_len=60,
+        )
+        self.world = World(tiny_layout(pools, slabs), changed)
+        for size in (2, 4, 8, 16, 32):
+            self.world.expect_outputs(size, estimate)
+        self.outstanding: StepPlan | None = None
+        self.foreign: list[Grant] = []
+        self.count = 0
+
+    def pick(self, draw: int) -> str | None:
+        live = sorted(self.world.scheduler._roster.live)
+        return live[draw % len(live)] if live else None
+
+    @rule(
+        length=st.integers(1, 24),
+        max_tokens=st.integers(1, 30) | st.none(),
+        priority=st.integers(-1, 1),
+        ignore_eos=st.booleans(),
+        min_tokens=st.integers(0, 3),
+    )
+    def arrive(self, length: int, max_tokens: int | None, priority: int, ignore_eos: bool, min_tokens: int) -> None:
+        least = min(min_tokens, max_tokens or min_tokens)
+        params = greedy(max_tokens, ignore_eos=ignore_eos, min_tokens=least)
+        self.world.arrive(f"r{self.count:03}", length, params, priority)
+        self.count += 1
+
+    @rule(draw=st.integers(0, 99))
+    def abort(self, draw: int) -> None:
+        name = self.pick(draw)
+        if name is not None:
+            self.world.abort(name)
+            assert self.world.ends[name] == "abort"
+
+    @precondition(lambda self: self.outstanding is None)
+    @rule()
+    def plan(self) -> None:
+        before = {request.id: request.computed for request in self.world.scheduler._roster.live.values()}
+        self.outstanding = self.world.plan()
+        for request in self.world.scheduler._roster.live.values():
+            assert request.computed in (before[request.id], 0), "planning computed something (A5)"
+
+    @precondition(lambda self: self.outstanding is not None)
+    @rule(failing=st.integers(0, 30))
+    def compute(self, failing: int) -> None:
+        assert self.outstanding is not None
+        names = [segment.request_id for segment in self.outstanding.segments]
+        self.world.backend.fails = {names[failing]} if failing < len(names) else set()
+        self.world.apply(self.world.backend.run(self.outstanding))
+        self.world.backend.fails = set()
+        self.outstanding = None
+
+    @precondition(lambda self: self.outstanding is None)
+    @rule(steps=st.integers(1, 12))
+    def steps(self, steps: int) -> None:
+        for _ in range(steps):
+            if not self.world.step():
+                break
+
+    @precondition(lambda self: self.outstanding is not None)
+    @rule(carried_out=st.booleans())
+    def fail_step(self, carried_out: bool) -> None:
+        assert self.outstanding is not None
+        if carried_out:  # the backend may have done anything between nothing and everything
+            self.world.backend.run(self.outstanding)
+        self.world.note_updates(self.world.scheduler.fail_step("the step failed"))
+        self.outstanding = None
+
+    @rule(share=st.floats(0.1, 1.0), pool=st.integers(0, 3))
+    def foreign_owner_comes(self, share: float, pool: int) -> None:
+        pool %= len(self.world.layout.pools)
+        nothing = Demand((0,) * len(self.world.layout.pools))
+        pages = int(self.world.arena.most(pool, nothing) * share)
+        if pages and len(self.foreign) < 2:
+            answer = self.world.arena.reserve("foreign", Demand(pages if p == pool else 0 for p in range(len(nothing))))
+            assert isinstance(answer, Grant)
+            self.foreign.append(answer)
+
+    @precondition(lambda self: self.foreign)
+    @rule()
+    def foreign_owner_goes(self) -> None:
+        self.world.arena.release(self.foreign.pop())
+
+    @invariant()
+    def figures_agree_with_the_lines(self) -> None:
+        if self.count:
+            figures, roster = self.world.scheduler.figures(), self.world.scheduler._roster
+            assert figures.waiting + figures.retracted == len(roster.waiting)
+            assert figures.running == roster.running <= self.world.rules.max_running_requests
+            accepted = len(self.world.limits)
+            totals = figures.totals
+            assert accepted == len(roster.live) + totals.finished + totals.aborted + totals.failed
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        if self.outstanding is not None:
+            self.world.apply(self.world.backend.run(self.outstanding))
+        while self.foreign:
+            self.world.arena.release(self.foreign.pop())
+        failed_before = len(self.world.failed)
+        self.world.run()
+        assert len(self.world.failed) == failed_before, self.world.failed
+        assert self.world.is_empty
+        self.world.assert_true_tokens()
+        assert isinstance(self.world.arrive("last", 1, 1), Accepted)
+        self.world.run()
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+TestSchedulerMachine = SchedulerMachine.TestCase
