@@ -1,4 +1,4 @@
-"""Builders of the conformance tests: small layouts and plans made by hand, and a forward over them."""
+"""Builders of the attention tests: small layouts and plans made by hand, without solver, scheduler or arena."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from halocline.memory.layout import ArenaLayout, LayerKV, LayerPlace, PoolLayout
 from halocline.memory.retention import Retention, describe
-from halocline.model.attention import ArenaAttention, AttentionBackend
 from halocline.params import SamplingParams
 from halocline.step import PoolTables, Segment, StepPlan
 from halocline.units import ceil_div, ceil_to
@@ -99,13 +98,3 @@ class HandScheduler:
             starts.append(len(pages))
             firsts.append(first)
         return PoolTables(np.array(pages, np.int32), np.array(starts, np.int32), np.array(firsts, np.int32))
-
-
-def logits_over_arena(
-    model: nn.Module, layout: ArenaLayout, backend: AttentionBackend, dtype: torch.dtype
-) -> tuple[ArenaAttention, Tensor]:
-    """Attach `model` to a fresh arena of `layout`; return the binding and the arena."""
-    arena = make_arena(layout)
-    attention = ArenaAttention(arena, layout, dtype, backend)
-    attention.attach(model)
-    return attention, arena

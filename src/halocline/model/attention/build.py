@@ -7,10 +7,10 @@ that goes into it. It is written beside its place and renamed, so processes that
 from __future__ import annotations
 
 import atexit
+import ctypes
 import hashlib
 import os
 import platform
-import re
 import shutil
 import subprocess
 import tempfile
@@ -55,24 +55,29 @@ def kernel_cache() -> Path:
 
 
 def openmp_runtime() -> Path | None:
-    """Return the OpenMP library that torch has loaded into this process, if any.
+    """Return the OpenMP library whose threads torch uses; None where it uses none or the system does not tell.
 
-    The kernel is linked with that very file: a second runtime would bring a second set of spinning threads, and two
-    sets on the same cores slow each other down many times over.
+    The kernel is linked with that very file: with another one it would bring a second set of spinning threads, and two
+    sets on the same cores slow each other down many times over. Others may be loaded and idle, so the name is not
+    enough (sentencepiece brings one, and transformers loads it).
     """
-    for path in mapped_openmp():
-        return path
-    return None
+    libraries = sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))
+    return openmp_of(ctypes.CDLL(str(libraries[0]))) if libraries else None
 
 
-def mapped_openmp() -> list[Path]:
-    """Return all OpenMP runtimes in this process, one line each; empty where the system does not tell."""
-    torch.get_num_threads()
+def openmp_of(library: ctypes.CDLL) -> Path | None:
+    """Return the file in which `library`, or what it depends on, finds its OpenMP functions."""
+    try:
+        address = ctypes.cast(library.omp_get_max_threads, ctypes.c_void_p).value
+    except AttributeError:
+        return None
     maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return []
-    found = re.findall(r"(/\S*/lib(?:gomp|iomp5|omp)[^/\s]*\.so[^/\s]*)$", maps.read_text(), re.MULTILINE)
-    return [Path(path) for path in dict.fromkeys(found)]
+    for line in maps.read_text().splitlines() if maps.exists() and address else ():
+        span, *_, path = line.split(maxsplit=5)
+        low, high = (int(end, 16) for end in span.split("-"))
+        if low <= address < high:
+            return Path(path)
+    return None
 
 
 def _compiler() -> str:

@@ -87,9 +87,16 @@ def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
         choose("fast")
 
 
-def test_the_kernel_brings_no_second_openmp_runtime() -> None:
-    over_pages(Case([(40, 1)]), CpuAttention())
-    assert len(build.mapped_openmp()) == 1, build.mapped_openmp()
+@pytest.mark.parametrize("first", ["torch", "sentencepiece"])
+def test_the_kernel_runs_on_torchs_own_threads(first: str) -> None:
+    # sentencepiece brings an OpenMP library of its own; whichever is loaded first, the kernel must not take it.
+    pytest.importorskip("sentencepiece")
+    code = f"import {first}; import sentencepiece; from halocline.model.attention import build, cpu; "
+    code += "print(build.openmp_of(cpu._library())); print(build.openmp_runtime())"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True).stdout
+    kernels, torchs = told.split()
+    assert kernels == torchs
+    assert Path(torch.__file__).parent in Path(kernels).parents
 
 
 def test_without_an_openmp_runtime_the_kernel_runs_on_one_thread(
