@@ -127,9 +127,7 @@ def on_paper(tokens: int, page_tokens: int = 16) -> tuple[int, int]:
 
 
 def control_plane() -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, str(HERE / "control_plane.py")], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, str(HERE / "control_plane.py")], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"benchmarks/control_plane.py failed:\n{done.stderr[-2000:]}")
     print(done.stdout.rstrip())

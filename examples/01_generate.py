@@ -11,7 +11,9 @@ def main() -> None:
     with LLM("gemma3-270m", kv_bytes="32MiB") as llm:
         for output in llm.generate(prompts, params):
             completion = output.outputs[0]
-            print(f"{output.prompt} ->{completion.text} ({completion.finish_reason}, {len(completion.token_ids)} tokens)")
+            print(
+                f"{output.prompt} ->{completion.text} ({completion.finish_reason}, {len(completion.token_ids)} tokens)"
+            )
 
 
 if __name__ == "__main__":

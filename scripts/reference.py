@@ -20,7 +20,7 @@ def flags() -> str:
         "# Flags and settings\n",
         "One record holds every setting, in three spellings: a flag (`--kv-bytes 256MiB`), a line of the file that "
         "`--config` names (`kv_bytes: 256MiB`; dashes will do), and an argument in Python "
-        "(`LLM(kv_bytes=\"256MiB\")`). Flags win over the file, the file over the defaults. All problems are told at "
+        '(`LLM(kv_bytes="256MiB")`). Flags win over the file, the file over the defaults. All problems are told at '
         "once; an unknown name is answered with the nearest known one.\n",
         "Settings marked *server* belong to `halocline serve` (and to `bench` and `demo`, which start a server).\n",
         "| flag | default | meaning |",
@@ -32,16 +32,17 @@ def flags() -> str:
         lines.append(f"| `{flag_of(each.name)}` | {default} | {each.metadata['help']}{server} |")
     lines += [
         "\n## Small languages\n",
-        "* **bytes**: a whole number, or a number with `KiB`, `MiB`, `GiB`, `TiB` (powers of 1,024) or `KB`, `MB`, `GB` "
-        "(powers of 1,000).",
-        "* **page tokens**: `16` for all pools, or `full=16,sliding-512=8` by pool name as the start-up block prints it; "
-        "powers of two up to 256.",
+        "* **bytes**: a whole number, or a number with `KiB`, `MiB`, `GiB`, `TiB` (powers of 1,024) or `KB`, `MB`, "
+        "`GB` (powers of 1,000).",
+        "* **page tokens**: `16` for all pools, or `full=16,sliding-512=8` by pool name as the start-up block prints "
+        "it; powers of two up to 256.",
         "* **admission**: `expected:0.9` grants a request its prompt and the 0.9 quantile of the lengths that finished "
         "requests of its class had; `guaranteed` grants all that it may ever need.",
-        "* **policy**: `shared` has one arena; `static:0.8` caps each window pool at 0.8 times the full pool's tokens, as "
-        "engines with a split do.\n",
+        "* **policy**: `shared` has one arena; `static:0.8` caps each window pool at 0.8 times the full pool's tokens, "
+        "as engines with a split do.\n",
         "## A file\n",
-        "```yaml\nmodel: gemma3-270m\nkv_bytes: 256MiB\nadmission: guaranteed\npage_tokens: full=16,sliding-512=16\n```",
+        "```yaml\nmodel: gemma3-270m\nkv_bytes: 256MiB\nadmission: guaranteed\n"
+        "page_tokens: full=16,sliding-512=16\n```",
     ]
     return "\n".join(lines) + "\n"
 
@@ -51,9 +52,9 @@ def migrate() -> str:
     lines = [
         MADE,
         "# Coming from another engine\n",
-        "`LLM`, `SamplingParams`, `RequestOutput` and the HTTP API have the names that you know. Flags differ where the "
-        "idea differs: memory is given in bytes, because a hybrid model's tokens have no one size. If you type a flag of "
-        "this table, the program answers with ours.\n",
+        "`LLM`, `SamplingParams`, `RequestOutput` and the HTTP API have the names that you know. Flags differ where "
+        "the idea differs: memory is given in bytes, because a hybrid model's tokens have no one size. If you type a flag "
+        "of this table, the program answers with ours.\n",
     ]
     for engine in sorted({each.engine for each in FOREIGN}, key=str.lower):
         lines += [f"## {engine}\n", "| there | here | remark |", "|---|---|---|"]
@@ -68,7 +69,7 @@ def migrate() -> str:
         "* `max_tokens` absent means as many as fit, not 16.",
         "* A request that can never fit is refused at once, with the arithmetic; one that waits has a reason.",
         "* A request that was retracted computes its tokens again; what was sent never changes.",
-        "* Figures are bytes of one arena; there is no \"KV cache usage\" per kind.",
+        '* Figures are bytes of one arena; there is no "KV cache usage" per kind.',
     ]
     return "\n".join(lines) + "\n"
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from testing.source import PACKAGE, PROJECT, SOURCES, module_name
 
 import halocline
+from testing.source import PACKAGE, PROJECT, SOURCES, module_name
 
 PAGES = [*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")]
 LAWS_OF_THIS_VERSION = (1, 2, 3, 4, 5, 9, 10, 11, 12, 13)
@@ -85,7 +85,7 @@ def test_importing_it_brings_no_torch(module: str) -> None:
 
 
 def test_the_version_is_the_changelogs_newest() -> None:
-    newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert newest is not None
     assert newest.group(1) == halocline.__version__
 
@@ -99,3 +99,19 @@ def test_an_example_is_short_and_says_what_it_shows(example: Path) -> None:
     text = example.read_text(encoding="utf-8")
     assert ast.get_docstring(ast.parse(text))
     assert len(text.splitlines()) <= 60
+
+
+def test_the_sizing_example_prints_the_worked_example_of_the_documents() -> None:
+    path = PROJECT / "examples" / "03_size_an_arena.py"
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True)
+    assert "1092 slabs of 240 KiB" in done.stdout
+    assert re.search(r"2048 \+ 128 +18 ", done.stdout)
+
+
+@pytest.mark.parametrize("name", ["01_generate.py", "02_stream.py"])
+def test_an_example_with_a_model_runs(name: str) -> None:
+    path = PROJECT / "examples" / name
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) >= 2
+    assert "Traceback" not in done.stderr

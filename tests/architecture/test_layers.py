@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+
 from testing.source import SOURCES, imported_names, module_name, module_of, modules
 
 # From the top of the list to the bottom. A layer may import itself and what stands above it.
@@ -16,14 +17,15 @@ ROOTS = ("compose", "outputs", "llm", "serve")
 OUTERMOST = ("cli", "__main__")
 LAYERS = (*LIST, *ADAPTERS, *ROOTS, *OUTERMOST, "__init__")
 
-# Exceptions, both plain data: the moves that the arena plans belong to the waist, and the API, which speaks to an engine
-# in another process, knows the form of the engine's messages.
+# Exceptions, both plain data: the moves that the arena plans belong to the waist, and the API, which speaks to an
+# engine in another process, knows the form of the engine's messages.
 SHARED_DATA = frozenset({("memory", "halocline.step.Move"), ("api", "halocline.engine.messages")})
 
-IMPURE = frozenset(
-    "torch time datetime random secrets os sys logging socket threading asyncio subprocess multiprocessing pathlib io "
-    "tempfile shutil zmq transformers urllib http signal psutil uuid".split()
-)
+IMPURE_NAMES = """
+torch transformers time datetime random secrets os sys io pathlib tempfile shutil logging socket http urllib zmq
+threading asyncio subprocess multiprocessing signal psutil uuid
+"""
+IMPURE = frozenset(IMPURE_NAMES.split())
 ALLOWED_ABOVE = {"units": (), "errors": (), "params": ("errors",), "config": ("units", "errors", "params")}
 
 
@@ -99,7 +101,7 @@ def test_imports_are_absolute(path: Path) -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     known = {module_name(path): path for path in SOURCES}
-    edges = {name: {each for each in closest(imported_names(path), known)} for name, path in known.items()}
+    edges = {name: closest(imported_names(path), known) for name, path in known.items()}
     while leaves := [name for name, targets in edges.items() if not targets - {name}]:
         for leaf in leaves:
             del edges[leaf]
@@ -111,11 +113,12 @@ def closest(names: list[str], known: dict[str, Path]) -> set[str]:
     """Return the known modules that `names` mean: `halocline.units.MIB` is `halocline.units`."""
     found = set()
     for name in names:
-        while name and name not in known:
-            name = name.rpartition(".")[0]
+        module = name
+        while module and module not in known:
+            module = module.rpartition(".")[0]
         # The package's own __init__ is lazy, so importing a submodule does not import what it exports.
-        if name and name != "halocline":
-            found.add(name)
+        if module and module != "halocline":
+            found.add(module)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What transformers' own `generate` says, greedily, with the gap between its two best logits; cached outside the tree."""
+"""What transformers' own `generate` says, greedily, and how far its two best logits lie apart; cached on disk."""
 
 from __future__ import annotations
 
@@ -38,12 +38,16 @@ def greedy_references(model_name: str, texts: list[str], max_tokens: int) -> lis
     return [Reference(**json.loads(path.read_text())) for path in paths]
 
 
-def compare(reference: Reference, tokens: list[int]) -> str:
-    """Return "equal", "tie" (first difference where the reference itself is undecided) or "different"."""
-    for place, expected in enumerate(reference.tokens):
-        if place >= len(tokens) or tokens[place] != expected:
-            return "tie" if reference.gaps[place] <= TIE else "different"
-    return "equal" if len(tokens) == len(reference.tokens) else "different"
+def compare(reference: Reference, expected: list[str], answer: list[str]) -> str:
+    """Return "equal", "tie" (the first difference is where the reference itself is undecided) or "different".
+
+    `expected` are the reference's tokens in the spelling of `answer`, possibly without an end-of-sequence token.
+    """
+    if answer == expected:
+        return "equal"
+    both = zip(expected, answer, strict=False)
+    place = next((i for i, (left, right) in enumerate(both) if left != right), min(len(expected), len(answer)))
+    return "tie" if place < len(reference.gaps) and reference.gaps[place] <= TIE else "different"
 
 
 def _cache_folder(name: str) -> Path:

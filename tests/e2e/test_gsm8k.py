@@ -1,0 +1,101 @@
+"""Law L11 end to end: real weights, real questions, the launched server, a small arena; tokens equal to `generate`.
+
+200 questions (20 in `make test`), all sent at once, 64 greedy tokens each in float32. First come 40 answers of a token
+or two, so that the engine grants little and must retract when the long ones come: that this happens is asserted. A
+token that differs counts, unless the reference's own two best logits lie within 1e-4 there; both counts are printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+
+from halocline.cli.watch import RETRACTIONS, USED, read_figures
+from halocline.config import Config
+from halocline.engine.detokenize import TextMaker
+from halocline.model.loading import load_tokenizer
+from halocline.model.sources import resolve
+from halocline.serve import running_server
+from testing.reference import Reference, compare, greedy_references
+
+MODEL = "gemma3-270m"
+MAX_TOKENS = 64
+SHORT_ANSWERS = 40
+"""Enough that the engine trusts what it saw (32), of the same class of max_tokens as the questions."""
+
+
+@pytest.mark.parametrize(
+    ("questions", "kv_bytes"),
+    [
+        pytest.param(20, "20MiB", id="20"),
+        pytest.param(200, "64MiB", id="200", marks=pytest.mark.e2e),
+    ],
+)
+@pytest.mark.timeout(3600)
+def test_served_tokens_equal_those_of_generate(data_folder: Path, questions: int, kv_bytes: str) -> None:
+    lines = (data_folder / "gsm8k_test_400.jsonl").read_text(encoding="utf-8").splitlines()[:questions]
+    texts = [json.loads(line)["question"] for line in lines]
+    references = greedy_references(MODEL, texts, MAX_TOKENS)
+    config = Config(
+        model=MODEL,
+        dtype="float32",
+        port=0,
+        kv_bytes=kv_bytes,
+        admission="expected:0.05",
+        log_level="warning",
+        # Computed beside the reference's threads in one test, so both use what there is.
+        threads=len(os.sched_getaffinity(0)),
+    )
+    with running_server(config) as server:
+        answers, figures = asyncio.run(ask(server.url, texts))
+    assert server.process.returncode == 0, list(server.lines)
+    verdicts = judge(references, answers)
+    equal, ties, different = (verdicts.count(word) for word in ("equal", "tie", "different"))
+    retractions = int(figures[RETRACTIONS])
+    print(
+        f"\n{questions} questions: {equal} equal, {ties} differ where the reference is tied, {different} differ; "
+        f"{retractions} retractions"
+    )
+    assert different == 0, [texts[i][:60] for i, verdict in enumerate(verdicts) if verdict == "different"]
+    assert retractions > 0, "the arena was large enough: nothing was tested"
+    assert figures[USED] == 0, "bytes are still used after the last answer"
+    assert figures["halocline_violations_total"] == 0
+
+
+async def ask(url: str, texts: list[str]) -> tuple[list[list[str]], dict[str, float]]:
+    """Return each answer's tokens as text, and the server's figures after all of it."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
+
+        async def one(prompt: str, **wishes: object) -> list[str]:
+            body = {"prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "logprobs": 0, **wishes}
+            response = await client.post("/v1/completions", json=body)
+            assert response.status_code == 200, response.text
+            return list(response.json()["choices"][0]["logprobs"]["tokens"])
+
+        await asyncio.gather(*(one("The answer is", stop=[" ", "\n", "."]) for _ in range(SHORT_ANSWERS)))
+        answers = await asyncio.gather(*map(one, texts))
+    for _ in range(100):
+        figures = await read_figures(url)
+        if not figures[USED]:
+            break
+        await asyncio.sleep(0.1)
+    return list(answers), figures
+
+
+def judge(references: list[Reference], answers: list[list[str]]) -> list[str]:
+    """Compare token by token; the API names a token by its text, so the reference's ids are named alike."""
+    tokenizer = load_tokenizer(resolve(MODEL, quiet=True))
+    maker = TextMaker(tokenizer)
+    # The API leaves the end-of-sequence token out of its text, and so of its tokens.
+    ends = {tokenizer.eos_token_id}
+    verdicts = []
+    for reference, answer in zip(references, answers, strict=True):
+        expected = [maker.token(token)[0] for token in reference.tokens if token not in ends]
+        verdicts.append(compare(reference, expected, answer))
+    return verdicts
