@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from halocline.errors import InvariantError
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
 from halocline.memory.demand import Demand
@@ -105,7 +106,12 @@ def _shared_pages(arena: Arena, roster: Roster) -> Iterator[Violation]:
             handles: Handles | None = request.holding.handles[number] if request.holding is not None else None
             if handles is None or not len(handles):
                 continue
-            for page in arena.physical(number, handles).tolist():
+            try:
+                pages = arena.physical(number, handles).tolist()
+            except InvariantError as stale:
+                yield Violation("L1", f"request {request.id} in {pool.name}: {stale}")
+                continue
+            for page in pages:
                 other = owner.setdefault(page, request.id)
                 if other != request.id:
                     yield Violation("L1", f"page {page} of {pool.name} is held by {other} and by {request.id}")
