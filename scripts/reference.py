@@ -53,8 +53,8 @@ def migrate() -> str:
         MADE,
         "# Coming from another engine\n",
         "`LLM`, `SamplingParams`, `RequestOutput` and the HTTP API have the names that you know. Flags differ where "
-        "the idea differs: memory is given in bytes, because a hybrid model's tokens have no one size. If you type a flag "
-        "of this table, the program answers with ours.\n",
+        "the idea differs: memory is given in bytes, because a hybrid model's tokens have no one size. If you type a "
+        "flag of this table, the program answers with ours.\n",
     ]
     for engine in sorted({each.engine for each in FOREIGN}, key=str.lower):
         lines += [f"## {engine}\n", "| there | here | remark |", "|---|---|---|"]

@@ -13,6 +13,8 @@ import transformers
 
 from halocline.model.sources import resolve
 
+BATCH = 10
+"""Prompts that `generate` continues at once."""
 TIE = 1e-4
 """Two logits nearer than this may change places in float32: the order of additions differs."""
 
@@ -64,30 +66,45 @@ def _key(folder: Path, text: str, max_tokens: int) -> str:
 
 
 def _compute(folder: Path, missing: list[tuple[Path, str]], max_tokens: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    try:
-        for path, text in missing:
-            reference = _generate(model, tokenizer.encode(text), max_tokens)
+    # Prompts of like length together, so that a batch holds little padding.
+    ordered = sorted(((path, tokenizer.encode(text)) for path, text in missing), key=lambda each: len(each[1]))
+    for first in range(0, len(ordered), BATCH):
+        batch = ordered[first : first + BATCH]
+        made = _generate(model, [prompt for _, prompt in batch], max_tokens)
+        for (path, _), reference in zip(batch, made, strict=True):
             staging = path.with_suffix(f".{os.getpid()}")
             staging.write_text(json.dumps(asdict(reference)))
             staging.rename(path)
-    finally:
-        torch.set_num_threads(before)
 
 
 @torch.inference_mode()
-def _generate(model: transformers.PreTrainedModel, prompt: list[int], max_tokens: int) -> Reference:
-    ids = torch.tensor([prompt])
+def _generate(model: transformers.PreTrainedModel, prompts: list[list[int]], max_tokens: int) -> list[Reference]:
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     made = model.generate(
         ids,
-        attention_mask=torch.ones_like(ids),
+        attention_mask=mask,
         max_new_tokens=max_tokens,
         do_sample=False,
+        pad_token_id=0,
         return_dict_in_generate=True,
         output_logits=True,
     )
-    best = [logits[0].float().topk(2).values.tolist() for logits in made.logits]
-    return Reference(prompt, made.sequences[0, len(prompt) :].tolist(), [first - second for first, second in best])
+    tokens = made.sequences[:, longest:].tolist()
+    best = torch.stack([logits.float().topk(2).values for logits in made.logits], dim=1)
+    gaps = (best[..., 0] - best[..., 1]).tolist()
+    ends = _ends(model)
+    return [
+        Reference(prompt, row[:length], gap[:length])
+        for prompt, row, gap in zip(prompts, tokens, gaps, strict=True)
+        for length in [next((i + 1 for i, token in enumerate(row) if token in ends), len(row))]
+    ]
+
+
+def _ends(model: transformers.PreTrainedModel) -> set[int]:
+    """Return the tokens after which a row of the batch is padding."""
+    given = model.generation_config.eos_token_id
+    return set(given) if isinstance(given, list) else {given}

@@ -52,12 +52,14 @@ class Chat(Protocol):
 class Generation:
     """One sequence that is being generated: an async iterator of TextDelta."""
 
-    def __init__(self, front: FrontEnd, stream: TokenStream, text: SequenceText, prompt_tokens: int) -> None:
+    def __init__(
+        self, front: FrontEnd, stream: TokenStream, text: SequenceText, prompt_tokens: int, started_at: float
+    ) -> None:
         self._front = front
         self._stream = stream
         self._text = text
         self.prompt_tokens = prompt_tokens
-        self._started_at = time.monotonic()
+        self._started_at = started_at
         self._first_at: float | None = None
         self._is_counted = False
 
@@ -181,6 +183,8 @@ class FrontEnd:
 
         Raises RequestError, TooLargeError, OverloadedError or EngineDeadError.
         """
+        # Before the submission: an engine accepts a sequence and sends its first token in one message.
+        started_at = time.monotonic()
         stream = await self.client.submit(tuple(prompt), params, seed=self._seed(params, index), request_id=request_id)
         self.metrics.prompt_tokens.observe(len(prompt))
         logger.info(
@@ -189,7 +193,7 @@ class FrontEnd:
             len(prompt),
             stream.max_tokens,
         )
-        return Generation(self, stream, SequenceText(self._maker, prompt, params), len(prompt))
+        return Generation(self, stream, SequenceText(self._maker, prompt, params), len(prompt), started_at)
 
     def _seed(self, params: SamplingParams, index: int) -> int:
         """Completion i of a prompt with a seed has seed + i; without, the next one of the server's seeds."""
