@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from halocline.params import SamplingParams
 from halocline.step import Segment
@@ -17,11 +16,10 @@ def edits_logits(segment: Segment) -> bool:
     return segment.forbids_stop or _has_penalties(segment.params)
 
 
-def edit_logits(row: Tensor, segment: Segment, eos_token_ids: Sequence[int]) -> None:
+def edit_logits(row: NDArray[np.floating], segment: Segment, eos_token_ids: Sequence[int]) -> None:
     """Change `row` (vocab,) in place: first the stops that are not allowed yet, then the penalties."""
     if segment.forbids_stop:
-        forbidden = [*eos_token_ids, *segment.params.stop_token_ids]
-        row[torch.tensor(forbidden, dtype=torch.long, device=row.device)] = -torch.inf
+        row[[*eos_token_ids, *segment.params.stop_token_ids]] = -np.inf
     if _has_penalties(segment.params):
         _penalise(row, segment)
 
@@ -30,14 +28,13 @@ def _has_penalties(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
-def _penalise(row: Tensor, segment: Segment) -> None:
+def _penalise(row: NDArray[np.floating], segment: Segment) -> None:
     """Repetition looks at prompt and output, presence and frequency at the output only, as vLLM has it."""
     params = segment.params
     history = np.asarray(segment.history, dtype=np.int64)
     if params.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(history)).to(row.device)
+        seen = np.unique(history)
         values = row[seen]
-        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        row[seen] = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
     tokens, counts = np.unique(history[segment.prompt_tokens :], return_counts=True)
-    amounts = params.frequency_penalty * counts + params.presence_penalty
-    row[torch.from_numpy(tokens).to(row.device)] -= torch.from_numpy(amounts).to(row)
+    row[tokens] -= (params.frequency_penalty * counts + params.presence_penalty).astype(row.dtype)

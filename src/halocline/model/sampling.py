@@ -3,8 +3,8 @@
     logits -> stops, penalties -> [log-probabilities] -> / temperature -> min_p -> top_k -> top_p -> draw
 
 Most rows of most steps are greedy and plain: one maximum over the whole batch serves them. Every other row is
-worked on by itself, so that nothing it gets can depend on which requests share its step; a row of 262,144 float32
-also stays in the processor's cache, which several together would not.
+worked on by itself on the host, so that nothing it gets can depend on which requests share its step; a row of
+262,144 float32 also stays in the processor's cache, which several together would not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from halocline.model.noise import gumbel, noise_key
@@ -21,8 +23,12 @@ from halocline.model.penalties import edit_logits, edits_logits
 from halocline.params import SamplingParams
 from halocline.step import Failure, Sampled, Segment, TokenLogprobs
 
+Row = NDArray[np.float32] | NDArray[np.float64]
+"""One request's logits, shape (vocab,)."""
 BLOCK_TOKENS = 512
 """Tokens per block of the two-stage draw: about the square root of the largest vocabularies."""
+MIN_TEMPERATURE = 1e-6
+"""Below it nothing changes any more, but float32 would divide by zero."""
 _CUTS = (-10.0, -20.0, -math.inf)
 """Where filters look for their threshold, in nats below the best token: mostly among some hundreds of tokens."""
 
@@ -49,44 +55,56 @@ class Sampler:
 
     def _sample_row(self, logits: Tensor, segment: Segment) -> Sampled:
         params = segment.params
-        # A copy in full precision: the edits are done in place.
-        row = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32, copy=True)
+        # A copy in full precision on the host: the edits are done in place.
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        row = logits.to(dtype, copy=True).cpu().numpy()
         edit_logits(row, segment, self.eos_token_ids)
         if params.is_greedy:
-            token = int(row.max(dim=-1).indices)
+            token = int(row.argmax())
         else:
             token = draw(_filtered(row, params), segment.seed, segment.start + segment.tokens)
         logprobs = None if params.logprobs is None else token_logprobs(row, token, params.logprobs)
         return Sampled(segment.request_id, token, logprobs)
 
 
-def draw(scores: Tensor, seed: int, position: int) -> int:
+def draw(scores: Row, seed: int, position: int) -> int:
     """Draw a token with probability softmax(scores); `scores` (vocab,) has 0 as its maximum, -inf where forbidden.
 
     First a block of tokens is drawn by its total probability, then a token within it: exactly the same distribution,
     but noise is needed for one block and not for the whole vocabulary.
     """
     key = noise_key(seed, position)
-    blocks = -(-scores.shape[0] // BLOCK_TOKENS)
     start = 0
-    if blocks > 1:
-        mass = torch.nn.functional.pad(scores.exp(), (0, blocks * BLOCK_TOKENS - scores.shape[0]))
-        block = mass.view(blocks, BLOCK_TOKENS).sum(dim=1).double().log().cpu().numpy()
+    if len(scores) > BLOCK_TOKENS:
+        mass = _block_sums(np.exp(scores))
+        with np.errstate(divide="ignore"):  # a block of forbidden tokens has no mass
+            block = np.log(mass)
         # Indices beyond the vocabulary, so that no token shares its noise with a block.
-        start = BLOCK_TOKENS * int((block + gumbel(key, blocks * BLOCK_TOKENS, blocks)).argmax())
-    within = scores[start : start + BLOCK_TOKENS].double().cpu().numpy()
+        start = BLOCK_TOKENS * int((block + gumbel(key, len(mass) * BLOCK_TOKENS, len(mass))).argmax())
+    within = scores[start : start + BLOCK_TOKENS]
     return start + int((within + gumbel(key, start, len(within))).argmax())
 
 
-def token_logprobs(row: Tensor, token: int, top: int) -> TokenLogprobs:
+def _block_sums(weights: Row) -> NDArray[np.float64]:
+    whole = len(weights) // BLOCK_TOKENS * BLOCK_TOKENS
+    sums = weights[:whole].reshape(-1, BLOCK_TOKENS).sum(axis=1)
+    if whole < len(weights):
+        sums = np.append(sums, weights[whole:].sum())
+    return sums.astype(np.float64)
+
+
+def token_logprobs(row: Row, token: int, top: int) -> TokenLogprobs:
     """Return the log-probability and rank of `token` under `row` (vocab,), and the `top` most probable tokens."""
-    total = torch.logsumexp(row, dim=-1)
-    values, ids = row.topk(min(top, row.shape[0]))
-    best = zip(ids.tolist(), (values - total).tolist(), strict=True)
+    best = row.max()
+    total = float(best) + math.log(np.exp(row - best).sum(dtype=np.float64))
+    # All tokens as probable as the last of the top: of equals, the lowest ids are listed.
+    last = np.partition(row, -top)[-top] if 0 < top < len(row) else -math.inf
+    ids = np.flatnonzero(row >= last) if top else np.empty(0, np.int64)
+    ids = ids[np.argsort(-row[ids], kind="stable")][:top]
     return TokenLogprobs(
-        token_logprob=float(row[token] - total),
+        token_logprob=float(row[token]) - total,
         rank=1 + int((row > row[token]).sum()),
-        top=tuple(sorted(best, key=lambda pair: (-pair[1], pair[0]))),
+        top=tuple((int(i), float(row[i]) - total) for i in ids),
     )
 
 
@@ -103,48 +121,48 @@ def _failure(segment: Segment) -> Failure:
     )
 
 
-def _filtered(row: Tensor, params: SamplingParams) -> Tensor:
+def _filtered(row: Row, params: SamplingParams) -> Row:
     """Return the row over its temperature, shifted so that its maximum is 0, with all filtered tokens at -inf."""
-    # The maximum is taken off first, or a tiny temperature would overflow.
-    scores = (row - row.max()) / params.temperature
+    # The maximum is taken off first, or a small temperature would overflow.
+    scores = row - row.max()
+    scores /= max(params.temperature, MIN_TEMPERATURE)
     low = threshold(scores, params)
-    return scores if low == -math.inf else scores.masked_fill_(scores < low, -torch.inf)
+    if low > -math.inf:
+        scores[scores < low] = -np.inf
+    return scores
 
 
-def threshold(scores: Tensor, params: SamplingParams) -> float:
+def threshold(scores: Row, params: SamplingParams) -> float:
     """Return the lowest of `scores` (vocab,; maximum 0) that may be drawn; equal scores are kept or dropped together.
 
     min_p, top_k and top_p apply in this order, each to what the one before has left (top_p to its renormalised
     probabilities).
     """
     low = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
-    if not 0 < params.top_k < scores.shape[0] and params.top_p >= 1.0:
+    if not 0 < params.top_k < len(scores) and params.top_p >= 1.0:
         return low
     for cut in _CUTS:
-        # Sorting the whole vocabulary would take twenty times as long as sorting what lies near the top.
-        near = scores[scores >= max(low, cut)].double()
+        # Sorting the whole vocabulary would take ten times as long as sorting what lies near the top.
+        near = np.sort(scores[scores >= max(low, cut)])[::-1]
         found = _threshold_near(near, scores, low, params, complete=cut <= low)
         if found is not None:
             return found
     raise AssertionError("the last cut leaves nothing out, so a threshold is found among its tokens")
 
 
-def _threshold_near(
-    near: Tensor, scores: Tensor, low: float, params: SamplingParams, *, complete: bool
-) -> float | None:
-    """Return the threshold if it lies within `near`, else None; `complete`: near is all that min_p has left."""
-    if 0 < params.top_k <= near.shape[0]:
-        low = max(low, float(near.topk(params.top_k).values[-1]))
+def _threshold_near(near: Row, scores: Row, low: float, params: SamplingParams, *, complete: bool) -> float | None:
+    """Return the threshold if it lies within `near` (descending), else None; `complete`: near is all above `low`."""
+    if 0 < params.top_k <= len(near):
+        low = max(low, float(near[params.top_k - 1]))
         near, complete = near[near >= low], True
     elif params.top_k > 0 and not complete:
         return None
     if params.top_p >= 1.0:
         return low
-    whole = near if complete else scores[scores >= low]
-    wanted = params.top_p * float(whole.exp().sum(dtype=torch.float64))
-    near = near.sort(descending=True).values
-    reached = int((near.exp().cumsum(dim=0) < wanted).sum())
-    if reached == near.shape[0] and not complete:
+    reached = np.cumsum(np.exp(near, dtype=np.float64))
+    total = reached[-1] if complete else np.exp(scores[scores >= low]).sum(dtype=np.float64)
+    count = int(np.searchsorted(reached, params.top_p * total))
+    if count == len(near) and not complete:
         return None
     # With all tokens at hand, only rounding can keep the sum below what is wanted: then all are kept.
-    return float(near[min(reached, near.shape[0] - 1)])
+    return float(near[min(count, len(near) - 1)])

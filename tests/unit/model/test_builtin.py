@@ -110,7 +110,7 @@ def test_gemma_answers_from_the_arena_as_generate_does() -> None:
     source = resolve("gemma3-270m", quiet=True)
     loaded, tokenizer = load(source, dtype="float32", device="cpu"), load_tokenizer(source)
     tokens = tokenizer.encode("The capital of France is")
-    output = loaded.model.generate(torch.tensor([tokens]), max_new_tokens=6, do_sample=False)
+    output = loaded.model.generate(torch.tensor([tokens]), max_new_tokens=3, do_sample=False)
     layout = make_layout(kv_layers(loaded.config, 4), 16, 16)
     backend, scheduler, done = TorchBackend(loaded, layout), HandScheduler(layout), 0
     while len(tokens) < output.shape[1]:
