@@ -13,20 +13,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from halocline.engine.health import Sight
+from halocline.engine.launch import COMMANDS_KEPT, Launched, how_it_ended, launch, start_error, wait_for_exit
 from halocline.engine.messages import (
     AcceptedReport,
     Bye,
@@ -50,14 +45,11 @@ from halocline.engine.messages import (
     decode_report,
     encode,
 )
-from halocline.engine.rendezvous import Folder, pipe_pair
 from halocline.engine.stream import UNREAD_TOKENS, TokenStream
 from halocline.errors import (
-    ConfigError,
     EngineDeadError,
     FailedError,
     HaloclineError,
-    ModelError,
     OverloadedError,
     RequestError,
     TooLargeError,
@@ -67,8 +59,6 @@ from halocline.schedule.events import FinishReason
 
 logger = logging.getLogger(__name__)
 
-COMMANDS_KEPT = 100_000
-"""Commands that the engine has not read; beyond, new requests are refused."""
 GOODBYE_SECONDS = 10.0
 """An engine that has not ended by then is killed."""
 REPORTS_IN_A_ROW = 8
@@ -79,37 +69,12 @@ DEATHBED_MS = 200
 OnProgress = Callable[[str, float | None], None]
 
 
-@dataclass
-class _Link:
-    """What belongs to one running engine process."""
-
-    folder: Folder
-    process: subprocess.Popen[bytes]
-    lifeline: int
-    beacon: int
-    context: zmq.asyncio.Context
-    commands: zmq.Socket[bytes]
-    reports: zmq.asyncio.Socket
-
-    def close(self) -> None:
-        """Free everything; the process has ended or is killed now."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        for descriptor in (self.lifeline, self.beacon):
-            os.close(descriptor)
-        self.commands.close(linger=0)
-        self.reports.close(linger=0)
-        self.context.term()
-        self.folder.close()
-
-
 class EngineClient:
     """One engine process, as its front end sees it."""
 
-    def __init__(self, link: _Link, on_progress: OnProgress | None, unread_tokens: int) -> None:
+    def __init__(self, link: Launched, on_progress: OnProgress | None, unread_tokens: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self._link: _Link | None = link
+        self._link: Launched | None = link
         self._on_progress = on_progress
         self._unread_tokens = unread_tokens
         self._streams: dict[str, TokenStream] = {}
@@ -132,7 +97,7 @@ class EngineClient:
 
         Raises ConfigError, ModelError or EngineDeadError with the engine's own words when it cannot start.
         """
-        client = cls(_launch(spec), on_progress, unread_tokens)
+        client = cls(launch(spec), on_progress, unread_tokens)
         try:
             await asyncio.shield(client._hello)
         except BaseException:
@@ -222,7 +187,7 @@ class EngineClient:
         if self.dead_reason is None and goodbye_seconds > 0:
             link.commands.send(encode(Shutdown()))
             await asyncio.wait([self._bye], timeout=goodbye_seconds)
-            await _wait_for_exit(link.process, goodbye_seconds)
+            await wait_for_exit(link.process, goodbye_seconds)
         self._loop.remove_reader(link.beacon)
         for task in self._tasks:
             task.cancel()
@@ -256,7 +221,7 @@ class EngineClient:
 
     # --- receiving
 
-    async def _pump(self, link: _Link) -> None:
+    async def _pump(self, link: Launched) -> None:
         try:
             while True:
                 for _ in range(REPORTS_IN_A_ROW):
@@ -286,7 +251,7 @@ class EngineClient:
             case Hello():
                 _resolve(self._hello, report)
             case StartFailed():
-                self._fail_start(_start_error(report))
+                self._fail_start(start_error(report))
             case Bye():
                 _resolve(self._bye, report)
 
@@ -310,15 +275,15 @@ class EngineClient:
 
     # --- death
 
-    def _beacon_closed(self, link: _Link) -> None:
+    def _beacon_closed(self, link: Launched) -> None:
         self._loop.remove_reader(link.beacon)
         self._tasks.add(self._loop.create_task(self._mourn(link)))
 
-    async def _mourn(self, link: _Link) -> None:
+    async def _mourn(self, link: Launched) -> None:
         """Hear the last words, learn how the process ended, and tell everybody who waits."""
         await asyncio.wait([self._bye], timeout=DEATHBED_MS / 1000)
-        await _wait_for_exit(link.process, 2.0)
-        self._die(f"the engine process has ended: {_how_it_ended(link.process.returncode)}")
+        await wait_for_exit(link.process, 2.0)
+        self._die(f"the engine process has ended: {how_it_ended(link.process.returncode)}")
         # Its sockets are of no use to anybody; the folder goes now and not only when the front end ends.
         link.folder.close()
 
@@ -337,56 +302,9 @@ class EngineClient:
             self._hello.exception()
 
 
-def _launch(spec: Spec) -> _Link:
-    folder = Folder.create()
-    context = zmq.asyncio.Context()
-    reports = context.socket(zmq.PULL)
-    reports.set_hwm(1000)
-    reports.bind(folder.reports)
-    commands: zmq.Socket[bytes] = zmq.Socket(zmq.Context(context), zmq.PUSH)
-    commands.set_hwm(COMMANDS_KEPT)
-    commands.connect(folder.commands)
-    with pipe_pair() as (child_reads, lifeline, beacon, child_writes):
-        arguments = [str(folder.path), str(child_reads), str(child_writes), str(os.getpid())]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "halocline.engine.process", *arguments],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(child_reads, child_writes),
-            # A terminal's Ctrl-C goes to the whole group; the front end decides when the engine ends.
-            start_new_session=True,
-        )
-    with contextlib.suppress(BrokenPipeError):
-        os.write(lifeline, msgspec.json.encode(spec) + b"\n")
-    return _Link(folder, process, lifeline, beacon, context, commands, reports)
-
-
-async def _wait_for_exit(process: subprocess.Popen[Any], seconds: float) -> None:
-    """Wait for the end of a process without a thread: an event loop that closes could not stop one."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while process.poll() is None and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(0.01)
-
-
 def _resolve(future: asyncio.Future[Any], value: object) -> None:
     if not future.done():
         future.set_result(value)
-
-
-def _how_it_ended(code: int | None) -> str:
-    if code is None:
-        return "its exit code is not known"
-    if code >= 0:
-        return f"exit code {code}"
-    hint = {signal.SIGKILL: " (by somebody, or by the kernel because memory ran out)"}
-    return f"killed by {signal.Signals(-code).name}{hint.get(signal.Signals(-code), '')}"
-
-
-def _start_error(report: StartFailed) -> HaloclineError:
-    if report.kind == "config":
-        return ConfigError(list(report.problems) or [report.message])
-    if report.kind == "model":
-        return ModelError(report.message)
-    return EngineDeadError(f"the engine could not start: {report.message}")
 
 
 def _rejection(report: RejectedReport) -> HaloclineError:

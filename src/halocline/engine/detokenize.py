@@ -83,6 +83,7 @@ class WindowDetokenizer:
     def _advance(self, text: str) -> str:
         # Where the new tokens change how the old ones read, the context is of no use.
         fresh = self._ids[self._read :]
+        assert fresh, "there is nothing new to show"
         new = text[len(self._shown) :] if text.startswith(self._shown) else self._decode(fresh)
         self._ids, self._read, self._shown = fresh, len(fresh), self._decode(fresh)
         return new

@@ -1,6 +1,6 @@
 """Where the two processes meet: a private folder for the sockets, and pipes that end when a process does.
 
-    /tmp/halocline-engine-XXXX/  0700   lock, commands.sock, reports.sock
+    /tmp/halocline-engine-????/  0700   lock, commands.sock, reports.sock
 
 Both processes hold a shared flock on `lock`, so "nobody lives here any more" is a question to the kernel that a reused
 process id or another pid namespace cannot answer wrongly. Whoever is left removes the folder; if both were killed at
@@ -30,6 +30,7 @@ class Folder:
     """A private folder for one pair of processes; removed by `close` or by `sweep`."""
 
     def __init__(self, path: Path) -> None:
+        assert path.is_dir(), f"{path} is no folder"
         self.path = path
         self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_SH)

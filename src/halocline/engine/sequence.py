@@ -58,6 +58,9 @@ class SequenceText:
                 break
         text = "".join(shown)
         self._shown_characters += len(text)
+        assert self._shown_characters <= self._made_characters, (
+            f"{self._shown_characters} characters are shown of {self._made_characters}"
+        )
         tokens = self._release()
         return TextDelta(text, tokens, tuple(token_ids), tuple(logprobs), self.finish_reason, self.stop_reason)
 

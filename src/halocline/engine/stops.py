@@ -33,6 +33,7 @@ class StopFinder:
                 self.found, self._held = found, ""
                 return buffer[: end - len(found)]
         keep = max(self._matched)
+        assert keep <= len(buffer), f"{keep} characters match, but only {len(buffer)} have come"
         self._held = buffer[len(buffer) - keep :]
         return buffer[: len(buffer) - keep]
 
