@@ -11,22 +11,24 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers.utils import logging as transformers_logging
 
+logger = logging.getLogger(__name__)
+
 
 class Stages:
-    """A bar over named stages; off a terminal, one plain line per stage. `quiet` shows nothing."""
+    """A bar over named stages; off a terminal, one log line per stage. `quiet` shows no bar."""
 
     def __init__(self, title: str, stages: Sequence[str], *, quiet: bool = False) -> None:
-        self._title, self._left, self._quiet = title, list(stages), quiet
-        self._console = Console(stderr=True, quiet=quiet)
+        self._title, self._left = title, list(stages)
+        console = Console(stderr=True)
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            console=self._console,
+            console=console,
             transient=True,
-            disable=quiet or not self._console.is_terminal,
+            disable=quiet or not console.is_terminal,
         )
         self._task = self._bar.add_task(title, total=len(stages))
 
@@ -42,10 +44,10 @@ class Stages:
     @contextmanager
     def stage(self) -> Iterator[None]:
         """Run the next stage; the bar moves when it is done."""
-        text = f"{self._title}: {self._left.pop(0)}"
-        self._bar.update(self._task, description=text)
-        if not self._console.is_terminal:
-            self._console.print(text, highlight=False, soft_wrap=True)
+        stage = self._left.pop(0)
+        self._bar.update(self._task, description=f"{self._title}: {stage}")
+        if self._bar.disable:
+            logger.info("event=model_stage model=%s stage=%r", self._title, stage)
         yield
         self._bar.advance(self._task)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 
@@ -27,11 +28,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def test_a_converted_file_is_the_model_that_was_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_converted_file_is_the_model_that_was_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     original = write_tiny_gguf(tmp_path / "tiny.gguf")
+    caplog.set_level(logging.INFO, "halocline")
     source = resolve(str(tmp_path / "tiny.gguf"))
     assert (source.name, source.kind) == ("tiny", "gguf")
-    assert "tiny.gguf: unpacking the weights" in capfd.readouterr().err
+    assert "event=model_stage model=tiny.gguf stage='unpacking the weights'" in caplog.messages
     model = load(source).model
     prompt = tiny_prompt(20)
     assert reference_tokens(model, prompt, 12) == reference_tokens(original, prompt, 12)
