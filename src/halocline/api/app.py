@@ -16,6 +16,7 @@ from starlette.responses import Response
 from halocline.api.answer import CLIENT_GONE, Answer
 from halocline.api.body import read_object
 from halocline.api.errors import ApiError, api_error, error_response
+from halocline.api.fields import known_name
 from halocline.api.ports import Front
 from halocline.api.requests import CompletionOrder, Order, Prompt, read_chat, read_completion
 from halocline.api.shapes import ChatShape, CompletionShape
@@ -66,11 +67,11 @@ class Routes:
                 response = error_response(told)
                 # Not the message: it may quote what the client sent.
                 logger.info(
-                    "event=refused path=%s status=%d code=%s param=%s",
-                    request.url.path,
+                    "event=refused route=%s status=%d code=%s param=%s",
+                    endpoint.__name__,
                     told.status,
                     told.code,
-                    told.param,
+                    known_name(told.param),
                 )
             self._front.metrics.responded(endpoint.__name__, response.status_code)
             return response

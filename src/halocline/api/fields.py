@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -120,6 +121,12 @@ def _unsupported(message: str, name: str, code: str) -> ApiError:
 def _guess(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def known_name(param: str | None) -> str | None:
+    """Return the field of the table that `param` is or lies in; logs get no names that clients make up."""
+    root = re.split(r"[.\[]", param or "")[0]
+    return root if any(field.name == root for field in FIELDS) else None
 
 
 def table() -> str:
