@@ -19,7 +19,8 @@ def edits_logits(segment: Segment) -> bool:
 def edit_logits(row: NDArray[np.floating], segment: Segment, eos_token_ids: Sequence[int]) -> None:
     """Change `row` (vocab,) in place: first the stops that are not allowed yet, then the penalties."""
     if segment.forbids_stop:
-        row[[*eos_token_ids, *segment.params.stop_token_ids]] = -np.inf
+        # A client may name tokens that the model does not have.
+        row[[token for token in (*eos_token_ids, *segment.params.stop_token_ids) if token < len(row)]] = -np.inf
     if _has_penalties(segment.params):
         _penalise(row, segment)
 

@@ -76,7 +76,12 @@ def _check(source: ModelSource, *, weights: bool) -> None:
             f"{source.name!r} has no safetensors weights on the Hugging Face hub (pickled weights may run code when "
             f"read and are not fetched); look for a converted copy of the model"
         )
-    check_folder(source.folder)
+    try:
+        check_folder(source.folder)
+    except ModelError as error:
+        if source.kind not in ("builtin", "gguf"):
+            raise
+        raise ModelError(f"the converted copy is damaged ({error}): remove {str(source.folder)!r}") from None
 
 
 def _offer_gguf(folder: Path) -> None:

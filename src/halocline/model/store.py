@@ -54,14 +54,16 @@ def _build(staging: Path, final: Path, build: Build) -> None:
     try:
         build(staging)
         for path in staging.rglob("*"):
-            _flush(path)
+            _finish(path)
         staging.rename(final)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _flush(path: Path) -> None:
-    # Without this a crash soon after the rename may leave a finished name on unfinished bytes.
+def _finish(path: Path) -> None:
     if path.is_file():
+        # safetensors are written for their owner only, but a cache may be filled by one user and served by another.
+        path.chmod(path.stat().st_mode | 0o444)
+        # Without this a crash soon after the rename may leave a finished name on unfinished bytes.
         with path.open("rb") as file:
             os.fsync(file.fileno())

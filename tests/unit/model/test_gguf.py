@@ -51,6 +51,15 @@ def test_the_second_time_nothing_is_converted(
     assert capfd.readouterr().err == ""
 
 
+def test_a_damaged_copy_says_what_to_remove(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    folder = resolve(str(tmp_path / "tiny.gguf"), quiet=True).folder
+    assert {path.stat().st_mode & 0o444 for path in folder.iterdir()} == {0o444}
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match=f"the converted copy is damaged .*: remove '{folder}'"):
+        resolve(str(tmp_path / "tiny.gguf"), quiet=True)
+
+
 def test_a_changed_file_is_converted_again(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path)

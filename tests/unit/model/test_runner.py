@@ -17,7 +17,7 @@ from halocline.model.runner import TorchBackend
 from halocline.params import SamplingParams
 from halocline.step import Move, StepPlan
 from testing.conformance import HandScheduler, make_layout
-from testing.models import SERVED, VOCAB, reference_tokens, tiny_loaded, tiny_model, tiny_prompt
+from testing.models import FAMILIES, VOCAB, reference_tokens, tiny_loaded, tiny_model, tiny_prompt
 
 TOKENS = 12
 
@@ -51,7 +51,7 @@ def generate(backend: TorchBackend, prompts: Sequence[Sequence[int]], tokens: in
     return [history[len(prompt) :] for history, prompt in zip(known.values(), prompts, strict=True)]
 
 
-@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_equal_generate(family: str) -> None:
     prompts = [tiny_prompt(length, seed=length) for length in (37, 5, 18)]
     expected = [reference_tokens(tiny_model(family), prompt, TOKENS) for prompt in prompts]

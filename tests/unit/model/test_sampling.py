@@ -234,6 +234,12 @@ def test_stops_that_are_not_allowed_yet_are_never_chosen(temperature: float) -> 
     assert one_token(logits, temperature=temperature, stop_token_ids=(8,)) in {EOS, 8}
 
 
+def test_stops_that_the_model_does_not_have_are_ignored() -> None:
+    logits = random_logits(20)
+    logits[5] = 40.0
+    assert one_token(logits, temperature=0.0, stop_token_ids=(20, 10**6), forbids_stop=True) == 5
+
+
 # ---- log-probabilities and failures ------------------------------------------------------------------------------
 
 
