@@ -99,6 +99,14 @@ def test_the_oracle_sees_a_lost_move() -> None:
         moving_world(ForgetsMoves).run().assert_all_finished()
 
 
+def test_the_oracle_sees_pages_that_moved_unnoticed() -> None:
+    world = moving_world()
+    world.check = False
+    world.scheduler._keeper.look_up = lambda holdings: None  # type: ignore[method-assign]
+    with pytest.raises(AssertionError):
+        world.run().assert_all_finished()
+
+
 def test_the_oracle_sees_pages_freed_a_position_too_early() -> None:
     world = load(World(tiny_layout(FULL_AND_WINDOW, 9), rules(), check=False), seed=2)
     keeper = world.scheduler._keeper

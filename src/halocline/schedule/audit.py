@@ -111,6 +111,8 @@ def _shared_pages(arena: Arena, roster: Roster) -> Iterator[Violation]:
             except InvariantError as stale:
                 yield Violation("L1", f"request {request.id} in {pool.name}: {stale}")
                 continue
+            if request.holding is not None and request.holding.places[number].tolist() != pages:
+                yield Violation("L1", f"request {request.id} in {pool.name}: its pages moved to {pages} unnoticed")
             for page in pages:
                 other = owner.setdefault(page, request.id)
                 if other != request.id:

@@ -13,6 +13,8 @@ total, so the most senior request always moves on, and with it, one after anothe
 
 from __future__ import annotations
 
+from operator import le
+
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident
 from halocline.memory.grant import Refusal
@@ -58,8 +60,8 @@ class Growth:
             holding = request.holding
             if holding is None:
                 continue  # retracted for a senior a moment ago
-            wanted = self._keeper.wanted(holding, request.computed, request.computed + 1)
-            if wanted.above(Demand(holding.grant.room)).is_zero or self._extend(request, holding, reasons):
+            wanted = self._keeper.wanted_by_decode(holding, request.computed)
+            if all(map(le, wanted, holding.grant.room)) or self._extend(request, holding, reasons):
                 served.append((request, wanted))
         return served
 

@@ -11,28 +11,35 @@ nothing here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from math import lcm
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident, span
 from halocline.memory.grant import Grant, Handles, Refusal
 from halocline.memory.retention import NEVER, Chunked, Full, State
 
+Places = NDArray[np.int32]
 _NONE: Handles = np.empty(0, dtype=np.int64)
+_NOWHERE: Places = np.empty(0, dtype=np.int32)
 
 
 class Holding:
     """The pages of one request. Written by `Keeper` only."""
 
-    __slots__ = ("first_page", "grant", "handles", "page_until", "slide_at")
+    __slots__ = ("first_page", "grant", "handles", "page_until", "places", "slide_at")
 
     def __init__(self, grant: Grant, pools: int) -> None:
         """Hold nothing yet."""
         self.grant = grant
         self.handles: list[Handles] = [_NONE] * pools
         """Per pool, the handles of the pages [first_page, first_page + length)."""
+        self.places: list[Places] = [_NOWHERE] * pools
+        """Where these pages are now. Looked up in bulk for new pages and after moves only: a step of 256 long requests
+        would spend a fifth of its time on looking up what has not changed."""
         self.first_page = [0] * pools
         self.page_until = 0
         """The first position without a page in some pool."""
@@ -53,7 +60,7 @@ class Keeper:
         self._layout = arena.layout
         pools = list(enumerate(arena.layout.pools))
         self._pools = len(pools)
-        self._positional = [(p, pool.page_tokens) for p, pool in pools if pool.is_positional]
+        self._page_tokens = [pool.page_tokens if pool.is_positional else 0 for _, pool in pools]
         # Pools that give pages up while their request lives, with what decides when.
         self._windows = [
             (p, pool.page_tokens, pool.retention) for p, pool in pools if not isinstance(pool.retention, Full | State)
@@ -71,7 +78,11 @@ class Keeper:
     def open(self, owner: str, demand: Demand) -> Holding | Refusal:
         """Reserve `demand` for `owner`."""
         grant = self._arena.reserve(owner, demand)
-        return grant if isinstance(grant, Refusal) else Holding(grant, self._pools)
+        if isinstance(grant, Refusal):
+            return grant
+        holding = Holding(grant, self._pools)
+        holding.slide_at = self._slide_at(holding)
+        return holding
 
     def wanted(self, holding: Holding, start: int, end: int) -> Demand:
         """Return the pages that computing positions start ... end - 1 needs beyond those that are held."""
@@ -85,13 +96,34 @@ class Keeper:
             pages.append(max(0, high - have))
         return Demand(pages)
 
-    def fill(self, holding: Holding, fresh: tuple[Handles, ...]) -> None:
-        """Append the handles of newly committed pages, per pool."""
-        for pool, handles in enumerate(fresh):
-            if len(handles):
-                held = holding.handles[pool]
-                holding.handles[pool] = np.concatenate((held, handles)) if len(held) else handles
-        self._find_borders(holding)
+    def wanted_by_decode(self, holding: Holding, position: int) -> Demand:
+        """Return the same for the one token at `position`: at most one page per pool, found without `span`."""
+        return Demand(
+            [
+                1 if size and position >= (first + len(handles)) * size else 0
+                for size, first, handles in zip(self._page_tokens, holding.first_page, holding.handles, strict=True)
+            ]
+        )
+
+    def fill(self, takers: Sequence[Holding], fresh: Sequence[tuple[Handles, ...]]) -> None:
+        """Append newly committed pages: `fresh[i]` has the handles per pool for `takers[i]`."""
+        for pool in range(self._pools):
+            handles = [of_taker[pool] for of_taker in fresh]
+            if not any(map(len, handles)):
+                continue
+            places, at = self._arena.physical(pool, np.concatenate(handles)), 0
+            for holding, new in zip(takers, handles, strict=True):
+                if len(new):
+                    holding.handles[pool] = np.concatenate((holding.handles[pool], new))
+                    holding.places[pool] = np.concatenate((holding.places[pool], places[at : at + len(new)]))
+                    at += len(new)
+        for holding in takers:
+            holding.page_until = self._page_until(holding)
+
+    def look_up(self, holdings: Iterable[Holding]) -> None:
+        """Find all places again: pages have moved."""
+        for holding in holdings:
+            holding.places = [self._arena.physical(pool, handles) for pool, handles in enumerate(holding.handles)]
 
     def slide(self, holding: Holding, computed: int) -> None:
         """Give up every page that no position from `computed` on will read."""
@@ -101,8 +133,9 @@ class Keeper:
             if gone > 0:
                 self._arena.free(holding.grant, pool, held[:gone])
                 holding.handles[pool] = held[gone:]
+                holding.places[pool] = holding.places[pool][gone:]
                 holding.first_page[pool] += gone
-        self._find_borders(holding)
+        holding.slide_at = self._slide_at(holding)
 
     def reprice(self, holding: Holding, resumed_at: int, end: int, computed: int) -> None:
         """Lower the grant to what the rest of the life can still need; it never rises here.
@@ -123,12 +156,17 @@ class Keeper:
         """Give everything back."""
         self._arena.release(holding.grant)
 
-    def _find_borders(self, holding: Holding) -> None:
-        handles, first_page = holding.handles, holding.first_page
-        holding.page_until = min(
-            ((first_page[pool] + len(handles[pool])) * size for pool, size in self._positional), default=NEVER
-        )
-        holding.slide_at = min(
-            (retention.last_reader((first_page[pool] + 1) * size - 1) + 1 for pool, size, retention in self._windows),
-            default=NEVER,
-        )
+    def _page_until(self, holding: Holding) -> int:
+        # Only taking pages moves this border: what leaves at the front does not change where the last page ends.
+        until = NEVER
+        for size, first, handles in zip(self._page_tokens, holding.first_page, holding.handles, strict=True):
+            if size:
+                until = min(until, (first + len(handles)) * size)
+        return until
+
+    def _slide_at(self, holding: Holding) -> int:
+        # Only giving pages up moves this border. A page dies when the last reader of its last position is computed.
+        at = NEVER
+        for pool, size, retention in self._windows:
+            at = min(at, retention.last_reader((holding.first_page[pool] + 1) * size - 1) + 1)
+        return at

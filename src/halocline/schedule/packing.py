@@ -1,6 +1,6 @@
 """Writes the step down: requests, positions and page numbers packed into a StepPlan's arrays.
 
-Decodes are the many and are packed in bulk: one list per column, one concatenation and one lookup per pool.
+Decodes are the many and are packed in bulk: one list per column, one concatenation per pool.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from halocline.memory.arena import Arena
 from halocline.schedule.chunk import Chunk
 from halocline.schedule.holding import Holding
 from halocline.schedule.request import Request
@@ -18,7 +17,7 @@ from halocline.step import Move, PoolTables, Segment, StepPlan
 
 
 def pack(
-    arena: Arena, step: int, moves: tuple[Move, ...], decodes: Sequence[Request], chunks: Sequence[Chunk]
+    pools: int, step: int, moves: tuple[Move, ...], decodes: Sequence[Request], chunks: Sequence[Chunk]
 ) -> StepPlan:
     """Return the plan of a step that computes one token of each of `decodes`, then `chunks`."""
     count = len(decodes)
@@ -40,7 +39,7 @@ def pack(
         row += chunk.tokens
         query_starts[index] = row
     holdings = [request.holding for request in decodes] + [chunk.request.holding for chunk in chunks]
-    tables = _tables(arena, [holding for holding in holdings if holding is not None])
+    tables = _tables(pools, [holding for holding in holdings if holding is not None])
     return StepPlan(step, moves, tuple(segments), token_ids, positions, query_starts, tables)
 
 
@@ -60,13 +59,12 @@ def _chunk_segment(chunk: Chunk) -> Segment:
     )
 
 
-def _tables(arena: Arena, holdings: Sequence[Holding]) -> tuple[PoolTables, ...]:
-    """Look the pages of all segments up, after the step's moves. Nothing is shared with the holdings."""
+def _tables(pools: int, holdings: Sequence[Holding]) -> tuple[PoolTables, ...]:
+    """Pack the page numbers of all segments, after the step's moves. Nothing is shared with the holdings."""
     tables = []
-    for pool in range(len(arena.layout.pools)):
-        handles = [holding.handles[pool] for holding in holdings]
-        pages = arena.physical(pool, np.concatenate(handles))
-        tables.append(PoolTables(pages, _starts(list(map(len, handles))), _first_pages(holdings, pool)))
+    for pool in range(pools):
+        places = [holding.places[pool] for holding in holdings]
+        tables.append(PoolTables(np.concatenate(places), _starts(list(map(len, places))), _first_pages(holdings, pool)))
     return tuple(tables)
 
 

@@ -52,6 +52,11 @@ class Roster:
         """Return the running requests strictly junior to `asker`."""
         return self.prefilling.juniors(asker) + self.decoding.juniors(asker)
 
+    def holdings(self) -> list[Holding]:
+        """Return what all running requests hold."""
+        running = (*self.prefilling, *self.decoding)
+        return [request.holding for request in running if request.holding is not None]
+
     def enter(self, request: Request) -> None:
         """Let a new request wait."""
         self.live[request.id] = request

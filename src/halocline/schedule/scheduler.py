@@ -189,10 +189,10 @@ class Scheduler:
         except InvariantError as defect:
             self._survive(defect, takers, room)
             return None
-        for request, handles in zip(takers, commit.handles, strict=True):
-            if request.holding is not None:
-                self._keeper.fill(request.holding, handles)
-        plan = pack(self._arena, self._planned_steps, commit.moves, decodes, room.chunks)
+        self._keeper.fill([request.holding for request in takers if request.holding is not None], commit.handles)
+        if commit.moves:
+            self._keeper.look_up(self._roster.holdings())
+        plan = pack(len(self._arena.layout.pools), self._planned_steps, commit.moves, decodes, room.chunks)
         self._planned_steps += 1
         self._outstanding = _Outstanding(plan, tuple(decodes), room)
         return plan

@@ -40,6 +40,7 @@ def loses_a_page(made: World) -> None:
 def counts_a_page_twice(made: World) -> None:
     _, holding = parts(made, "a")
     holding.handles[0] = holding.handles[0].repeat(2)
+    holding.places[0] = holding.places[0].repeat(2)
 
 
 def shares_pages(made: World) -> None:
@@ -109,6 +110,11 @@ def holds_a_stale_handle(made: World) -> None:
     made.arena.free(holding.grant, 1, holding.handles[1][:1])
 
 
+def missed_a_move(made: World) -> None:
+    _, holding = parts(made, "a")
+    holding.places[0] = holding.places[0][::-1].copy()
+
+
 def counts_more_than_computed(made: World) -> None:
     request, _ = parts(made, "c")
     request.computed = 40
@@ -138,6 +144,7 @@ FAULTS: dict[Callable[[World], None], tuple[str, str]] = {
     has_no_grant: ("L1", "lacks a grant"),
     waits_with_a_grant: ("L1", "(waiting) holds a grant"),
     grant_is_closed: ("L1", "holds the grant of a (open: False)"),
+    missed_a_move: ("L1", "request a in full: its pages moved to"),
     holds_a_stale_handle: ("L1", "request a in sliding-6: stale handle"),
     counts_more_than_computed: ("L9", "has computed 40 of 40 tokens"),
     has_not_ended: ("L10", "has all its"),

@@ -44,8 +44,7 @@ class Bench:
             asked = room.orders(chunk, self.keeper.wanted(chunk.request.holding, chunk.start, chunk.end))
             orders += asked
             takers += [chunk.request.holding] * len(asked)
-        for holding, handles in zip(takers, self.arena.commit(orders).handles, strict=True):
-            self.keeper.fill(holding, handles)
+        self.keeper.fill(takers, self.arena.commit(orders).handles)
 
 
 # A prompt of 32 tokens is granted 8 full pages (3 slabs) and 2 window pages; in one chunk it holds 8 window pages.

@@ -36,7 +36,7 @@ def opened(layout: ArenaLayout, prompt_tokens: int) -> tuple[Arena, Keeper, Hold
 
 def take(arena: Arena, keeper: Keeper, holding: Holding, start: int, end: int) -> Demand:
     wanted = keeper.wanted(holding, start, end)
-    keeper.fill(holding, arena.commit([Order(holding.grant, wanted)]).handles[0])
+    keeper.fill([holding], arena.commit([Order(holding.grant, wanted)]).handles)
     return wanted
 
 
@@ -47,6 +47,7 @@ def test_a_page_is_wanted_exactly_from_page_until_on(shape: str) -> None:
         wanted = keeper.wanted(holding, position, position + 1)
         if position > 0:
             assert (not wanted.is_zero) == (position >= holding.page_until), f"at {position}: {wanted}"
+            assert keeper.wanted_by_decode(holding, position) == wanted
         take(arena, keeper, holding, position, position + 1)
         keeper.slide(holding, position + 1)
     assert holding.grant.demand.covers(holding.pages)
@@ -110,7 +111,7 @@ def test_a_long_chunk_holds_its_whole_span_and_then_lets_go() -> None:
     holding = keeper.open("a", resident(layout, 32, 1))
     assert isinstance(holding, Holding)
     wanted = keeper.wanted(holding, 0, 32)
-    keeper.fill(holding, arena.commit([Order(holding.grant, wanted, step)]).handles[0])
+    keeper.fill([holding], arena.commit([Order(holding.grant, wanted, step)]).handles)
     assert holding.pages == (8, 8)
     keeper.slide(holding, 32)
     assert holding.pages == (8, ceil_div(32, 4) - (32 - 6 + 1) // 4)
