@@ -144,6 +144,8 @@ class FrontEnd:
         self._health_seconds = health_seconds
         self._seeds = random.Random(seed)
         self._maker = TextMaker(chat.tokenizer)
+        # A tokenizer drops the truncation of its file at first use; threads must not find it at that.
+        chat.tokenizer.encode("")
         self.metrics = Metrics(lambda: client.snapshot, lambda: client.dead_reason is None, self.model_name)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from typing import Any
@@ -192,6 +193,14 @@ def test_a_prompt_that_is_too_long_is_refused_with_the_arithmetic(http: httpx.Cl
     assert error["code"] == "context_length_exceeded"
     assert "3000 prompt tokens" in error["message"]
     assert "2048" in error["message"]
+
+
+async def test_many_long_prompts_at_once_are_tokenized_side_by_side(server: LiveServer) -> None:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60.0) as http:
+        bodies = [{"prompt": "aé" * (3000 + i)} for i in range(20)]
+        answers = await asyncio.gather(*(http.post(COMPLETIONS, json=body) for body in bodies))
+    for i, answer in enumerate(answers):
+        assert f"{3 * (3000 + i)} prompt tokens" in refused(answer, 400)["message"]
 
 
 def test_messages_that_are_too_long_are_refused_under_their_own_name(http: httpx.Client) -> None:
