@@ -16,7 +16,7 @@ import typer
 from halocline.cli.options import with_settings
 from halocline.cli.watch import RETRACTIONS, USED, Watch, bytes_by_pool
 from halocline.config import Config
-from halocline.errors import ConfigError
+from halocline.errors import ConfigError, EngineDeadError
 from halocline.units import format_bytes
 
 DEFAULTS = {"kv_bytes": "40MiB", "port": 0, "max_running_requests": 64, "log_level": "warning"}
@@ -37,6 +37,7 @@ FACTS = (
 )
 CLIENTS = 24
 FIRST_ANSWERS = 32
+MOST_TOKENS = 64
 LONG_PROMPT_EVERY = 6
 """Every sixth prompt is long: that is where sliding layers hold less than full ones."""
 
@@ -73,7 +74,7 @@ def show(config: Config, *, shows_answers: bool) -> Run:
     with running_server(config, echo=lambda line: typer.echo(f"  | {line}")) as server:
         run = asyncio.run(load(server.url, config, shows_answers=shows_answers))
     if server.process.returncode:
-        raise ConfigError([f"the server ended with exit code {server.process.returncode}"])
+        raise EngineDeadError(f"the server ended with exit code {server.process.returncode}")
     return run
 
 
@@ -104,7 +105,7 @@ async def load(url: str, config: Config, *, shows_answers: bool) -> Run:
                 typer.echo(f"{seconds:5.1f} s  client {number:2}, {tokens:3} tokens: {_ends(prompt)} ->{_line(text)}")
 
         start = time.perf_counter()
-        await asyncio.gather(*(ask(number, "Yes or no:", 100, stop=" ") for number in range(FIRST_ANSWERS)))
+        await asyncio.gather(*(ask(number, "Yes or no:", MOST_TOKENS, stop=" ") for number in range(FIRST_ANSWERS)))
         run.tokens, start = 0, time.perf_counter()
         async with Watch(url) as run.watch:
             await asyncio.gather(*(ask(number, *wish(number)) for number in range(CLIENTS)))
@@ -116,7 +117,8 @@ def wish(number: int) -> tuple[str, int]:
     """Return the prompt and the most tokens of one client."""
     opening = OPENINGS[number % len(OPENINGS)]
     facts = "".join(FACTS) * 16 if number % LONG_PROMPT_EVERY == 0 else FACTS[number % len(FACTS)]
-    return facts + opening, 65 + (number * 29) % 48
+    # One class of max_tokens (above 32, to 64): what the short answers taught holds for these as well.
+    return facts + opening, MOST_TOKENS - (number * 13) % 31
 
 
 def table(runs: list[Run]) -> str:

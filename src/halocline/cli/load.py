@@ -93,9 +93,12 @@ async def run_load(url: str, model: str, load: Load, api_key: str | None = None)
                 prompt = random_prompt(load.seed + number, load.prompt_tokens)
                 report.answers.append(await _one(client, model, prompt, load.output_tokens))
 
-        async with asyncio.TaskGroup() as group:
-            for index in range(load.concurrency):
-                group.create_task(work(index))
+        clients = [asyncio.ensure_future(work(index)) for index in range(load.concurrency)]
+        try:
+            await asyncio.gather(*clients)
+        finally:
+            for each in clients:
+                each.cancel()
     report.seconds = time.perf_counter() - start
     return report
 
