@@ -107,20 +107,6 @@ FAMILIES: dict[str, Family] = {
             "laurel_rank": 4,
         },
     ),
-    # KV sharing, and heads of another width in full layers.
-    "gemma4": Family(
-        "Gemma4TextConfig",
-        {
-            "head_dim": 16,
-            "global_head_dim": 32,
-            "sliding_window": WINDOW,
-            "num_hidden_layers": 6,
-            "layer_types": [SLIDING, SLIDING, FULL] * 2,
-            "num_kv_shared_layers": 2,
-            "vocab_size_per_layer_input": VOCAB,
-            "hidden_size_per_layer_input": 8,
-        },
-    ),
     "exaone4": Family("Exaone4Config", {"sliding_window": WINDOW, "layer_types": [SLIDING] * 3 + [FULL]}),
     "deepseek-v3": Family(
         "DeepseekV3Config",

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from halocline.model.argmax import row_maxima
 from halocline.model.noise import gumbel, noise_key
 from halocline.model.penalties import edit_logits, edits_logits
 from halocline.params import SamplingParams
@@ -41,7 +42,7 @@ class Sampler:
 
     def sample(self, logits: Tensor, segments: Sequence[Segment]) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
         """Sample one token per row of `logits` (segments, vocab); a row that is not finite becomes a Failure."""
-        best, tokens = (values.tolist() for values in logits.max(dim=-1))
+        best, tokens = row_maxima(logits)
         sampled, failures = [], []
         for row, segment in enumerate(segments):
             # A NaN anywhere in the row becomes its maximum.

@@ -26,7 +26,6 @@ EXPECTED: dict[str, list[Retention]] = {
     "phi3": [W, W, W, W],
     "llama4": [C, C, C, F],
     "gemma3n": [W, W, F, W],
-    "gemma4": [W, W, F, W],
     "exaone4": [W, W, W, F],
     "deepseek-v3": [F, F, F, F],
     "gemma4": [W, W, F, W],
