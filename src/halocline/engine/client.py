@@ -184,16 +184,19 @@ class EngineClient:
             return ()
         self.is_draining = True
         self.fail_all(EngineDeadError("the engine was closed"))
-        if self.dead_reason is None and goodbye_seconds > 0:
-            link.commands.send(encode(Shutdown()))
-            await asyncio.wait([self._bye], timeout=goodbye_seconds)
-            await wait_for_exit(link.process, goodbye_seconds)
-        self._loop.remove_reader(link.beacon)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        link.close()
-        self._die("the engine was closed")
+        try:
+            if self.dead_reason is None and goodbye_seconds > 0:
+                link.commands.send(encode(Shutdown()))
+                await asyncio.wait([self._bye], timeout=goodbye_seconds)
+                await wait_for_exit(link.process, goodbye_seconds)
+        finally:
+            # Also when whoever closes is cancelled meanwhile: the process must not stay.
+            self._loop.remove_reader(link.beacon)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            link.close()
+            self._die("the engine was closed")
         return self._bye.result().violations if self._bye.done() and not self._bye.cancelled() else ()
 
     # --- sending

@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 from halocline.engine.client import EngineClient
@@ -21,8 +22,9 @@ from halocline.engine.messages import ModelFacts, TextDelta
 from halocline.engine.metrics import Metrics
 from halocline.engine.sequence import SequenceText
 from halocline.engine.stream import TokenStream
-from halocline.errors import EngineDeadError, HaloclineError
+from halocline.errors import EngineDeadError, HaloclineError, TooLargeError
 from halocline.params import SamplingParams
+from halocline.units import ceil_div
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +155,11 @@ class FrontEnd:
         """What the engine said of its model."""
         return self.client.model
 
+    @cached_property
+    def _longest_token_characters(self) -> int:
+        # Half a second for a large vocabulary, so only when somebody sends a long text.
+        return max(map(len, self._chat.tokenizer.get_vocab()))
+
     @property
     def has_chat_template(self) -> bool:
         """Whether the model brings a chat template of its own."""
@@ -160,12 +167,28 @@ class FrontEnd:
 
     async def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a plain prompt, with the special tokens that the model wants."""
+        await self._check_length(len(text), "prompt")
         return await self._off_loop(lambda: self._chat.tokenizer.encode(text), len(text))
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Return the tokens of a conversation; raises RequestError when the template refuses it."""
         characters = sum(len(message["content"]) for message in messages)
+        await self._check_length(characters, "messages")
         return await self._off_loop(lambda: self._chat.encode(messages), characters)
+
+    async def _check_length(self, characters: int, param: str) -> None:
+        """Refuse a text that is too long however it is tokenized: that takes a second per million characters."""
+        limit = self.facts.max_model_len
+        if characters <= limit:
+            return
+        longest = await asyncio.to_thread(lambda: self._longest_token_characters)
+        if characters > limit * longest:
+            raise TooLargeError(
+                f"a text of {characters} characters has at least {ceil_div(characters, longest)} tokens (no token is "
+                f"longer than {longest} characters), and max_model_len is {limit}; shorten the prompt",
+                param,
+                "context_length_exceeded",
+            )
 
     async def _off_loop(self, encode: Callable[[], Sequence[int]], characters: int) -> tuple[int, ...]:
         return tuple(encode() if characters < LONG_TEXT_CHARACTERS else await asyncio.to_thread(encode))

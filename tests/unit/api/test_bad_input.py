@@ -195,6 +195,19 @@ def test_a_prompt_that_is_too_long_is_refused_with_the_arithmetic(http: httpx.Cl
     assert "2048" in error["message"]
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_text_that_no_tokenizer_could_make_short_enough_is_refused_before_it_is_tokenized(
+    http: httpx.Client, server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(server.front, "_off_loop", None)
+    text = "a" * 4_000_000
+    body = {"prompt": text} if path == COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
+    error = refused(http.post(path, json=body), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == ("prompt" if path == COMPLETIONS else "messages")
+    assert "4000000 characters has at least 800000 tokens" in error["message"]
+
+
 async def test_many_long_prompts_at_once_are_tokenized_side_by_side(server: LiveServer) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=60.0) as http:
         bodies = [{"prompt": "aé" * (3000 + i)} for i in range(20)]
