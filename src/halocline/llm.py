@@ -18,7 +18,6 @@ from typing import Any, Self, TypeVar
 from halocline.compose import Prepared, open_front, prepare
 from halocline.config import Config, build
 from halocline.engine.front import FrontEnd, Generation
-from halocline.engine.messages import TextDelta
 from halocline.errors import EngineDeadError, HaloclineError
 from halocline.memory.facts import CapacityFacts
 from halocline.outputs import (
@@ -29,6 +28,7 @@ from halocline.outputs import (
     empty_completion,
     grow,
     is_one_prompt,
+    merge,
     one_for_each,
     read_prompt,
 )
@@ -86,7 +86,7 @@ class AsyncLLM:
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
     ) -> AsyncIterator[RequestOutput]:
-        """Yield the output so far, each time that it has grown; the last one is `finished`.
+        """Yield the output so far, each time that it has grown; it is one object, `finished` at the end.
 
         Leaving the loop early stops the generation and frees its memory.
         """
@@ -128,7 +128,7 @@ class AsyncLLM:
         generations: list[Generation] = []
         try:
             await self._submit(token_ids, params, generations)
-            async for index, delta in _merge(generations):
+            async for index, delta in merge(generations):
                 grow(output.outputs[index], delta, self._running.token)
                 output.finished = all(each.finish_reason for each in output.outputs)
                 yield output
@@ -278,24 +278,6 @@ def progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
     with Progress(*columns, console=console, transient=True, disable=not shown or not console.is_terminal) as bar:
         task = bar.add_task("prompts", total=total)
         yield lambda: bar.advance(task)
-
-
-async def _merge(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, TextDelta]]:
-    """Yield the deltas of several generations as they come, each with its generation's index."""
-    waiting = {asyncio.ensure_future(anext(each)): index for index, each in enumerate(generations)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for future in done:
-                index = waiting.pop(future)
-                delta = future.result()
-                if delta.finish_reason is None:
-                    waiting[asyncio.ensure_future(anext(generations[index]))] = index
-                yield index, delta
-    finally:
-        for future in waiting:
-            future.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def _end(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +92,24 @@ def grow(output: CompletionOutput, delta: TextDelta, text_of: Callable[[int], tu
             _logprobs(token_id, found, lambda token_id: text_of(token_id)[0])
             for token_id, found in zip(delta.token_ids, delta.logprobs, strict=True)
         ]
+
+
+async def merge(generations: Sequence[AsyncIterator[TextDelta]]) -> AsyncIterator[tuple[int, TextDelta]]:
+    """Yield the deltas of several generations as they come, each with its generation's index."""
+    waiting = {asyncio.ensure_future(anext(each)): index for index, each in enumerate(generations)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                index = waiting.pop(future)
+                delta = future.result()
+                if delta.finish_reason is None:
+                    waiting[asyncio.ensure_future(anext(generations[index]))] = index
+                yield index, delta
+    finally:
+        for future in waiting:
+            future.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def empty_completion(index: int, params: SamplingParams) -> CompletionOutput:
