@@ -180,7 +180,7 @@ class NullBackend:
 def kind_of(thing: object) -> str:
     """Name what a request could leave behind: our own objects, and the containers that hold them or their tokens."""
     kind = type(thing)
-    return kind.__name__ if kind.__module__.startswith("halocline") or kind in (list, deque) else "other"
+    return kind.__name__ if str(kind.__module__).startswith("halocline") or kind in (list, deque) else "other"
 
 
 def test_i2_memory_stays_flat_over_many_requests() -> None:

@@ -215,7 +215,8 @@ class World:
     def assert_all_finished(self) -> World:
         """Everyone who was accepted finished, with the right tokens, and the memory is free."""
         left = sorted(set(self.limits) - set(self.ends))
-        assert not left, f"not finished: {left}, failed: {self.failed}"
+        assert not left, f"not finished: {left}"
+        assert not self.failed, self.failed
         assert self.is_empty, f"left behind: {self.arena.figures()}"
         return self.assert_true_tokens()
 
