@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from halocline.cli.watch import RETRACTIONS, USED, read_figures
+from halocline.cli.watch import RETRACTIONS, USED, until_idle
 from halocline.config import Config
 from halocline.engine.detokenize import TextMaker
 from halocline.model.loading import load_tokenizer
@@ -80,12 +80,7 @@ async def ask(url: str, texts: list[str]) -> tuple[list[list[str]], dict[str, fl
 
         await asyncio.gather(*(one("The answer is", stop=[" ", "\n", "."]) for _ in range(SHORT_ANSWERS)))
         answers = await asyncio.gather(*map(one, texts))
-    for _ in range(100):
-        figures = await read_figures(url)
-        if not figures[USED]:
-            break
-        await asyncio.sleep(0.1)
-    return list(answers), figures
+    return list(answers), await until_idle(url)
 
 
 def judge(references: list[Reference], answers: list[list[str]]) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import typer
 
 from halocline.cli.options import with_settings
-from halocline.cli.watch import RETRACTIONS, USED, Watch, bytes_by_pool
+from halocline.cli.watch import RETRACTIONS, USED, Watch, bytes_by_pool, until_idle
 from halocline.config import Config
 from halocline.errors import ConfigError, EngineDeadError
 from halocline.units import format_bytes
@@ -37,6 +37,7 @@ FACTS = (
 )
 CLIENTS = 24
 FIRST_ANSWERS = 32
+WORD_ENDS = [" ", "\n", "."]
 MOST_TOKENS = 64
 LONG_PROMPT_EVERY = 6
 """Every sixth prompt is long: that is where sliding layers hold less than full ones."""
@@ -85,7 +86,7 @@ async def load(url: str, config: Config, *, shows_answers: bool) -> Run:
     run = Run(config.policy)
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key=config.api_key or "none", timeout=600) as client:
 
-        async def ask(number: int, prompt: str, max_tokens: int, stop: str | None = None) -> None:
+        async def ask(number: int, prompt: str, max_tokens: int, stop: list[str] | None = None) -> None:
             text, tokens = "", 0
             stream = await client.completions.create(
                 model=config.served_model_name or config.model,
@@ -105,7 +106,8 @@ async def load(url: str, config: Config, *, shows_answers: bool) -> Run:
                 typer.echo(f"{seconds:5.1f} s  client {number:2}, {tokens:3} tokens: {_ends(prompt)} ->{_line(text)}")
 
         start = time.perf_counter()
-        await asyncio.gather(*(ask(number, "Yes or no:", MOST_TOKENS, stop=" ") for number in range(FIRST_ANSWERS)))
+        await asyncio.gather(*(ask(number, "The answer is", MOST_TOKENS, WORD_ENDS) for number in range(FIRST_ANSWERS)))
+        await until_idle(url)
         run.tokens, start = 0, time.perf_counter()
         async with Watch(url) as run.watch:
             await asyncio.gather(*(ask(number, *wish(number)) for number in range(CLIENTS)))

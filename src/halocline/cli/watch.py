@@ -11,6 +11,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 EVERY_SECONDS = 0.2
+IDLE_LOOKS = 50
 USED = "halocline_arena_used_bytes"
 RETRACTIONS = "halocline_retractions_total"
 POOL = "halocline_arena_pool_bytes"
@@ -67,6 +68,16 @@ async def read_figures(url: str) -> dict[str, float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+async def until_idle(url: str) -> dict[str, float]:
+    """Wait until a server's figures show that nothing is used any more, at most some seconds, and return them."""
+    for _ in range(IDLE_LOOKS):
+        figures = await read_figures(url)
+        if not figures.get(USED, 0) and not running_requests(figures):
+            break
+        await asyncio.sleep(EVERY_SECONDS)
+    return figures
 
 
 def running_requests(figures: dict[str, float]) -> int:
