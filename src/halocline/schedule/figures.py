@@ -12,6 +12,7 @@ class Totals:
     """Counts since the start. Written by the scheduler only; `SchedulerFigures` is what others see."""
 
     arrived: int = 0
+    """Requests that were taken; those refused at the door are `rejected`."""
     rejected: int = 0
     admitted: int = 0
     """Admissions, those after a retraction included."""

@@ -56,14 +56,15 @@ class Filler:
             if reason is not None:
                 reasons[request.id] = reason
                 return
+            reasons.pop(request.id, None)
 
     def _try_admit(self, request: Request, room: StepRoom) -> Reason | None:
         slots = self._rules.max_running_requests
         if self._roster.running >= slots:
             return Reason("slots", f"{slots} requests are running, the most that max_running_requests allows")
-        short = self._growth.short()
-        if short is not None and short is not request:
-            return Reason("senior-short", f"{short.id} is more senior and was refused memory")
+        blocked = self._growth.short_reason(request)
+        if blocked is not None:
+            return blocked
         candidate = self._gate.candidate(request)
         tokens = room.fit(candidate.start, len(request.history), candidate.demand, candidate.demand)
         if tokens == 0:
@@ -87,7 +88,7 @@ class Filler:
 
     def _refused(self, request: Request, refusal: Refusal) -> Reason:
         if request.retractions and request is self._roster.most_senior():
-            self._growth.refuse(request)
+            self._growth.refuse(request, refusal.message)
         return Reason("memory", refusal.message)
 
     def _step_room(self, room: StepRoom, refusal: Refusal | None) -> Reason:

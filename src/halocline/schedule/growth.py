@@ -34,15 +34,24 @@ class Growth:
         self._roster = roster
         self._refused: Request | None = None
         """Who was last refused an extension, or its return after a retraction."""
+        self._refusal = ""
 
     def short(self) -> Request | None:
         """Return the most senior request if it was refused what it needs to go on, else None."""
         refused = self._refused
         return refused if refused is not None and refused is self._roster.most_senior() else None
 
-    def refuse(self, request: Request) -> None:
-        """Note that the budget refused `request` an extension or its return."""
+    def short_reason(self, request: Request) -> Reason | None:
+        """Return why `request` gets nothing new if somebody more senior is short, else None."""
+        short = self.short()
+        if short is None or short is request:
+            return None
+        return Reason("senior-short", f"{short.id} is more senior and was refused memory: {self._refusal}")
+
+    def refuse(self, request: Request, message: str) -> None:
+        """Note that the budget refused `request` an extension or its return, and in which words."""
         self._refused = request
+        self._refusal = message
 
     def grant(self, request: Request) -> None:
         """Note that `request` got what it needed."""
@@ -66,9 +75,9 @@ class Growth:
         return served
 
     def _extend(self, request: Request, holding: Holding, reasons: dict[str, Reason]) -> bool:
-        short = self.short()
-        if short is not None and short is not request:
-            reasons[request.id] = Reason("senior-short", f"{short.id} is more senior and was refused memory")
+        blocked = self.short_reason(request)
+        if blocked is not None:
+            reasons[request.id] = blocked
             self._roster.retract(request)
             return False
         # One more token, and what it already has: grants of outgrown requests rise page by page.
@@ -100,7 +109,7 @@ class Growth:
         if request is not self._roster.most_senior():
             self._roster.retract(request)
             return
-        self.refuse(request)
+        self.refuse(request, refusal.message)
         if self._roster.running == 1:
             self._roster.fail(
                 request,

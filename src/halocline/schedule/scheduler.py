@@ -252,17 +252,11 @@ class Scheduler:
     def reasons(self) -> dict[str, Reason]:
         """Return why each request that does not run now does not, by request id."""
         reasons = dict(self._reasons)
-        short = self._growth.short()
         slots = next((r for r in self._reasons.values() if r.code == "slots"), None)
         for before, request in enumerate(self._roster.waiting):
             if request.id not in reasons:
-                if short is not None:
-                    reason = Reason("senior-short", f"{short.id} is more senior and was refused memory")
-                elif slots is not None:
-                    reason = slots
-                else:
-                    reason = Reason("queue", f"{before} more senior requests wait before it for the next step")
-                reasons[request.id] = reason
+                queued = Reason("queue", f"{before} more senior requests wait before it for the next step")
+                reasons[request.id] = self._growth.short_reason(request) or slots or queued
         return {name: reason for name, reason in reasons.items() if name in self._roster.live}
 
     def figures(self) -> SchedulerFigures:

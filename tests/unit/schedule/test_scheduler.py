@@ -543,11 +543,12 @@ def test_while_the_senior_waits_to_return_juniors_get_nothing_new() -> None:
     made.run_until(lambda: made.retractions > 0)
     assert state_of(made, "second") is State.RETRACTED
     second = made.scheduler._roster.live["second"]
-    made.scheduler._growth.refuse(second)
+    made.scheduler._growth.refuse(second, "13 pages")
     made.abort("first")
     assert made.scheduler._growth.short() is second
     made.arrive("third", 4, 4)
-    assert made.scheduler.reasons()["third"].code == "senior-short"
+    reason = made.scheduler.reasons()["third"]
+    assert reason == Reason("senior-short", "second is more senior and was refused memory: 13 pages")
     made.run()
     assert made.ends == {"first": "abort", "second": "length", "third": "length"}
     assert made.scheduler._growth.short() is None
