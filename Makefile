@@ -42,7 +42,7 @@ check: $(STAMP)  ## format, lint, types, shape
 	$(PYTEST) -q tests/architecture
 
 e2e: $(STAMP)  ## 200 questions through the launched server, token by token against transformers
-	$(PYTEST) -m e2e -s $(ARGS)
+	OMP_NUM_THREADS=$$(nproc) $(PYTEST) -m e2e -s $(ARGS)
 
 laws: $(STAMP)  ## the long explorations and products of settings
 	$(PYTEST) -m "laws or slow" $(ARGS)

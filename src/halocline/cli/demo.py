@@ -108,6 +108,9 @@ async def load(url: str, config: Config, *, shows_answers: bool) -> Run:
         start = time.perf_counter()
         await asyncio.gather(*(ask(number, "The answer is", MOST_TOKENS, WORD_ENDS) for number in range(FIRST_ANSWERS)))
         await until_idle(url)
+        typer.echo(
+            f"{CLIENTS} clients ask at once" + ("; each answer is shown when it is complete" if shows_answers else "")
+        )
         run.tokens, start = 0, time.perf_counter()
         async with Watch(url) as run.watch:
             await asyncio.gather(*(ask(number, *wish(number)) for number in range(CLIENTS)))
