@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,17 @@ def test_a_prompt_that_cannot_fit_is_named_and_the_next_call_works(llm: LLM) -> 
     with pytest.raises(TooLargeError) as caught:
         llm.generate([[5], [6] * 2000], SamplingParams(max_tokens=4), use_tqdm=False)
     assert "prompt 1 of 2" in caught.value.__notes__
+    assert llm.generate([5], GREEDY, use_tqdm=False)[0].finished
+
+
+def test_ctrl_c_stops_the_generation_and_not_the_engine(llm: LLM) -> None:
+    prompts = [[5, number] for number in range(3, 11)]
+    endless = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompts, endless, use_tqdm=False)
+    timer.join()
     assert llm.generate([5], GREEDY, use_tqdm=False)[0].finished
 
 
