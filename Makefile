@@ -5,6 +5,8 @@ PY     := $(VENV)/bin/python
 PYTHON ?= python3
 STAMP  := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
+# One worker per core; a file stays with one worker, because its tests share what was slow to start.
+SPREAD := -n $(shell nproc 2>/dev/null || echo 2) --dist loadfile
 
 # Question and trace files that are not part of the project; tests that need them skip without.
 DATA_FILE := $(firstword $(wildcard $(CURDIR)/data/gsm8k_test_400.jsonl $(CURDIR)/../*/data/gsm8k_test_400.jsonl))
@@ -27,13 +29,13 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)  ## serve Gemma 3 270M from a small arena to 24 clients at once, and print what happened
-	$(PY) -m halocline demo
+	$(PY) -m halocline demo $(ARGS)
 
 serve: $(STAMP)  ## serve Gemma 3 270M on http://127.0.0.1:8000
-	$(PY) -m halocline serve
+	$(PY) -m halocline serve $(ARGS)
 
 test: $(STAMP)  ## the tests that belong to every change
-	$(PYTEST) -m "not slow and not e2e and not laws and not gpu" $(ARGS)
+	$(PYTEST) $(SPREAD) -m "not slow and not e2e and not laws and not gpu" $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, shape
 	$(PY) -m ruff format --check src tests benchmarks examples scripts
@@ -45,7 +47,7 @@ e2e: $(STAMP)  ## 200 questions through the launched server, token by token agai
 	OMP_NUM_THREADS=$$(nproc) $(PYTEST) -m e2e -s $(ARGS)
 
 laws: $(STAMP)  ## the long explorations and products of settings
-	$(PYTEST) -m "laws or slow" $(ARGS)
+	$(PYTEST) $(SPREAD) -m "laws or slow" $(ARGS)
 
 bench: $(STAMP)  ## speed beside transformers, concurrency, control plane; last line: one JSON object
 	$(PY) benchmarks/serve.py $(ARGS)
