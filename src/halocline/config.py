@@ -66,7 +66,7 @@ class Config:
     dtype: str = setting("auto", "type of the weights: auto, bfloat16, float16, float32, float64")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     threads: int | None = setting(None, "CPU threads (default: one per core)")
-    attention: str = setting("auto", "attention backend: auto, reference or cpu")
+    attention: str = setting("auto", "attention backend: auto, cpu, blocked or reference")
     kv_bytes: str | int = setting("auto", "bytes of the arena: auto, 256MiB, 2GiB or a number of bytes")
     kv_dtype: str = setting(
         "auto", "type of K and V in the arena: auto (the weights'), bfloat16, float16, float32, float64"

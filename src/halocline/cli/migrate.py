@@ -41,7 +41,7 @@ FOREIGN = (
     Foreign("SGLang", "--page-size", "--page-tokens", "a power of two; one number or one per pool"),
     Foreign("SGLang", "--swa-full-tokens-ratio", "--policy", "static:R; by default there is no split"),
     Foreign("SGLang", "--schedule-conservativeness", "--admission", "expected:QUANTILE or guaranteed"),
-    Foreign("SGLang", "--attention-backend", "--attention", "auto, reference or cpu"),
+    Foreign("SGLang", "--attention-backend", "--attention", "auto, cpu, blocked or reference"),
     Foreign("SGLang", "--random-seed", "--seed", "the same meaning"),
     Foreign("SGLang", "--disable-radix-cache", None, "prefixes are not kept yet"),
     Foreign("SGLang", "--tp-size", None, "one device for now"),
