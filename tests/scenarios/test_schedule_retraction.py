@@ -204,3 +204,33 @@ def test_i2_memory_stays_flat_over_many_requests() -> None:
     assert left.total() < 50, f"600 further requests left {left} behind"
     assert len(made.arena.owners.names) < 3000
     assert made.is_empty
+
+
+# --- F3: the last running request cannot fit alone
+
+
+@pytest.mark.parametrize("caps", [None, (20, 20)], ids=["shared", "split"])
+def test_f3_the_last_request_that_cannot_go_on_alone_fails_and_the_server_lives(caps: tuple[int, int] | None) -> None:
+    """A foreign owner takes all that is left and never lets go. Juniors give way first, then the last one fails."""
+    made = World(tiny_layout(F_POOLS, 40), rules(), caps).expect_outputs(64, 2)
+    for name in ("senior", "junior"):
+        made.arrive(name, 5, greedy(60))
+        made.step()
+    nothing = Demand((0, 0))
+    for pool in (0, 1):
+        left = made.arena.most(pool, nothing)
+        if left:
+            assert isinstance(made.arena.reserve("foreign", Demand(left if p == pool else 0 for p in (0, 1))), Grant)
+    assert made.arena.most(0, nothing) == 0
+    made.run_until(lambda: made.retractions > 0)
+    assert made.scheduler._roster.live["junior"].state is State.RETRACTED
+    made.run_until(lambda: "senior" in made.failed)
+    assert "its next page does not fit beside what other owners hold" in made.failed["senior"]
+    assert made.scheduler.has_work, "the junior goes on waiting, with a reason or with memory"
+    for grant in [grant for grant in made.arena.owners.grants.values() if grant.owner == "foreign"]:
+        made.arena.release(grant)
+    made.arrive("later", 5, greedy(20))
+    made.run()
+    assert (made.ends["junior"], made.ends["later"]) == ("length", "length")
+    assert made.is_empty
+    made.assert_true_tokens()

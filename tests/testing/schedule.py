@@ -154,7 +154,7 @@ class World:
         for _ in range(most_steps):
             if reached():
                 return self
-            assert self.step(), f"stuck after {self.steps} steps: {self.scheduler.reasons()}"
+            assert self.step() or reached(), f"stuck after {self.steps} steps: {self.scheduler.reasons()}"
         raise AssertionError(f"not reached in {most_steps} steps; ends: {self.ends}")
 
     def run(self, most_steps: int = 20_000) -> World:
