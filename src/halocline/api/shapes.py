@@ -60,7 +60,6 @@ class CompletionShape:
         self._echoes = echoes
         """For each choice the text that stands before what is generated."""
         self._logprobs = logprobs
-        self._offsets = [len(echo) for echo in echoes]
 
     def opening(self, index: int) -> dict[str, Any] | None:
         echo = self._echoes[index]
@@ -86,8 +85,7 @@ class CompletionShape:
             table["tokens"].append(token.text)
             table["token_logprobs"].append(_finite(values.token_logprob))
             table["top_logprobs"].append({token.text: _finite(values.token_logprob)} | best)
-            table["text_offset"].append(self._offsets[index])
-            self._offsets[index] += len(token.text)
+            table["text_offset"].append(len(self._echoes[index]) + token.start)
         return table
 
 

@@ -200,6 +200,8 @@ class TokenText(msgspec.Struct, frozen=True):
     """The token by itself; a token that is part of a character shows the replacement character."""
     data: bytes | None
     """Its bytes, where the tokenizer tells."""
+    start: int
+    """Characters of the output that stand before its text; the tokens of one character share its place."""
     logprobs: Logprobs | None = None
 
 

@@ -116,10 +116,11 @@ class SequenceText:
             first = self._held[0]
             if first.end > self._shown_characters and not (is_cut and first.start < self._shown_characters):
                 break
-            released.append(self._text_of(self._held.popleft().report))
+            released.append(self._text_of(self._held.popleft()))
         return tuple(released)
 
-    def _text_of(self, report: TokenReport) -> TokenText:
+    def _text_of(self, held: _Held) -> TokenText:
+        report = held.report
         assert report.token_id is not None, "a token without an id has no text"
         text, data = self._maker.token(report.token_id)
-        return TokenText(report.token_id, text, data, report.logprobs)
+        return TokenText(report.token_id, text, data, held.start, report.logprobs)

@@ -95,7 +95,9 @@ def test_tokens_are_released_exactly_with_their_text(data: st.DataObject) -> Non
     for report in reports(whole):
         delta = text.take([report])
         shown += delta.text
-        tokens += b"".join(token.data or b"" for token in delta.tokens)
+        for token in delta.tokens:
+            assert token.start == len(tokens.decode(errors="ignore")), "a token begins where the text before it ends"
+            tokens += token.data or b""
         assert tokens == shown.encode(), "the tokens shown are those of the text shown, not one more"
         if delta.finish_reason is not None:
             break
