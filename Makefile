@@ -14,7 +14,7 @@ ifneq ($(DATA_FILE),)
 export HALOCLINE_DATA ?= $(abspath $(dir $(DATA_FILE)))
 endif
 
-.PHONY: help install demo serve test check e2e bench laws clean
+.PHONY: help install demo serve test check e2e bench laws product clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -46,8 +46,11 @@ check: $(STAMP)  ## format, lint, types, shape
 e2e: $(STAMP)  ## 200 questions through the launched server, token by token against transformers
 	OMP_NUM_THREADS=$$(nproc) $(PYTEST) -m e2e -s $(ARGS)
 
-laws: $(STAMP)  ## the long explorations and products of settings
-	$(PYTEST) $(SPREAD) -m "laws or slow" $(ARGS)
+laws: $(STAMP)  ## the long explorations of the laws: minutes
+	$(PYTEST) $(SPREAD) -m laws $(ARGS)
+
+product: $(STAMP)  ## greedy tokens against generate in every combination of settings: hours
+	$(PYTEST) -n auto -m slow $(ARGS)
 
 bench: $(STAMP)  ## speed beside transformers, concurrency, control plane; last line: one JSON object
 	$(PY) benchmarks/serve.py $(ARGS)
