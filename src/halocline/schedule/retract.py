@@ -7,14 +7,14 @@ the chosen ones is necessary, so none of them could come back in the same step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from heapq import heappop, heappush
 
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, zero
 from halocline.schedule.request import Request
 
-EXACT_JUNIORS = 8
-"""Up to this many juniors every subset is tried (2^8 questions, once in a retraction)."""
+MOST_TRIES = 1000
+"""How many sets of victims are tried, cheapest first, before a good choice must do (all of them with nine juniors)."""
 
 Cost = tuple[int, int]
 """(bytes given back, tokens to compute again)."""
@@ -35,30 +35,52 @@ class Victims:
             return ()
         if not self._suffices(self._juniors):
             return None
-        singles = [request for request in self._juniors if self._suffices((request,))]
-        if len(self._juniors) <= EXACT_JUNIORS:
-            return self._cheapest_subset()
-        if singles:
-            return (min(singles, key=lambda request: (*self._cost((request,)), request.key)),)
-        return self._thinned()
+        return self._cheapest() or min(self._single(), self._thinned(), key=self._rank)
 
-    def _cheapest_subset(self) -> tuple[Request, ...]:
-        subsets = (
-            subset
-            for count in range(1, len(self._juniors) + 1)
-            for subset in combinations(self._juniors, count)
-            if self._suffices(subset)
-        )
-        return min(subsets, key=lambda subset: (*self._cost(subset), [request.key for request in subset]))
+    def _cheapest(self) -> tuple[Request, ...] | None:
+        """Return the first set of victims that suffices, in ascending order of cost; None when the tries run out.
+
+        With juniors 0, 1, 2 ... in ascending order of cost, each set follows from exactly one that costs no more: by
+        adding the junior after its last one, or by taking that junior instead of the last one.
+        """
+        juniors = self._ascending()
+        costs = [self._cost((junior,)) for junior in juniors]
+        heap: list[tuple[Cost, tuple[int, ...]]] = [(costs[0], (0,))]
+        for _ in range(MOST_TRIES):
+            if not heap:
+                break
+            (given_bytes, lost), chosen = heappop(heap)
+            victims = tuple(juniors[at] for at in chosen)
+            if self._suffices(victims):
+                return victims
+            last, after = chosen[-1], chosen[-1] + 1
+            if after < len(juniors):
+                more_bytes, more_lost = costs[after]
+                heappush(heap, ((given_bytes + more_bytes, lost + more_lost), (*chosen, after)))
+                swapped = (given_bytes + more_bytes - costs[last][0], lost + more_lost - costs[last][1])
+                heappush(heap, (swapped, (*chosen[:-1], after)))
+        return None
+
+    def _single(self) -> tuple[Request, ...]:
+        """Return the cheapest junior that suffices alone, all of them where none does."""
+        alone = (request for request in self._ascending() if self._suffices((request,)))
+        first = next(alone, None)
+        return tuple(self._juniors) if first is None else (first,)
 
     def _thinned(self) -> tuple[Request, ...]:
         """Spare everyone who can be spared, the dearest first: what is left is minimal, though perhaps not cheapest."""
-        chosen = sorted(self._juniors, key=lambda request: (*self._cost((request,)), request.key))
+        chosen = self._ascending()
         for request in reversed(chosen.copy()):
             rest = [other for other in chosen if other is not request]
             if self._suffices(rest):
                 chosen = rest
         return tuple(chosen)
+
+    def _ascending(self) -> list[Request]:
+        return sorted(self._juniors, key=lambda request: self._rank((request,)))
+
+    def _rank(self, victims: Sequence[Request]) -> tuple[Cost, list[tuple[int, int]]]:
+        return self._cost(victims), [request.key for request in victims]
 
     def _suffices(self, victims: Sequence[Request]) -> bool:
         given_back = zero(len(self._extra))
