@@ -13,7 +13,7 @@ from halocline.cli.options import with_settings
 from halocline.config import Config
 
 
-@with_settings(server=True)
+@with_settings(server=True, defaults={"port": 0, "log_level": "warning"})
 def bench(
     config: Config,
     url: Annotated[str | None, typer.Option(help="a running server; without it one is started here")] = None,
