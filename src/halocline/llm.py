@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 from halocline.compose import Prepared, open_front, prepare
 from halocline.config import Config, build
 from halocline.engine.front import FrontEnd, Generation
-from halocline.errors import EngineDeadError, HaloclineError
+from halocline.errors import EngineDeadError, HaloclineError, ParameterError
 from halocline.memory.facts import CapacityFacts
 from halocline.outputs import (
     CompletionOutput,
@@ -55,6 +55,8 @@ class AsyncLLM:
         self._front: FrontEnd | None = None
         self._prepared: Prepared | None = None
         self._numbers = count()
+        self._sequences: dict[str, list[str]] = {}
+        """The engine's names of each request's completions, while it runs."""
 
     @property
     def capacity(self) -> CapacityFacts | None:
@@ -90,17 +92,26 @@ class AsyncLLM:
 
         Leaving the loop early stops the generation and frees its memory.
         """
+        params = sampling_params or SamplingParams()
+        seeds = self._seeds(params)
         text, token_ids = await self._tokens(prompt)
-        async for output in self._stream(text, token_ids, sampling_params, request_id):
+        async for output in self._stream(text, token_ids, params, seeds, request_id):
             yield output
 
     async def chat(
         self, messages: Messages, sampling_params: SamplingParams | None = None, request_id: str | None = None
     ) -> AsyncIterator[RequestOutput]:
         """Yield the assistant's answer to a conversation, as `generate` does."""
+        params = sampling_params or SamplingParams()
+        seeds = self._seeds(params)
         token_ids = await self._running.encode_chat([dict(message) for message in messages])
-        async for output in self._stream(None, token_ids, sampling_params, request_id):
+        async for output in self._stream(None, token_ids, params, seeds, request_id):
             yield output
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: its stream ends with what there is, for the reason "abort". Unknown ids are ignored."""
+        for name in self._sequences.get(request_id, ()):
+            self._running.client.abort(name)
 
     @property
     def _running(self) -> FrontEnd:
@@ -115,19 +126,22 @@ class AsyncLLM:
             token_ids = await self._running.encode(text)
         return text, token_ids
 
+    def _seeds(self, params: SamplingParams) -> list[int]:
+        # Before anything is awaited: a long text takes longer to tokenize, and must not change others' seeds.
+        return [self._running.seed_of(params, index) for index in range(params.n)]
+
     async def _stream(
-        self, text: str | None, token_ids: Sequence[int], params: SamplingParams | None, request_id: str | None
+        self, text: str | None, token_ids: Sequence[int], params: SamplingParams, seeds: list[int], name: str | None
     ) -> AsyncIterator[RequestOutput]:
-        params = params or SamplingParams()
-        output = RequestOutput(
-            request_id or f"generate-{next(self._numbers)}",
-            text,
-            list(token_ids),
-            [empty_completion(index, params) for index in range(params.n)],
-        )
+        name = name or f"generate-{next(self._numbers)}"
+        if name in self._sequences:
+            raise ParameterError(f"request_id {name!r} is in use", "request_id")
+        completions = [empty_completion(index, params) for index in range(params.n)]
+        output = RequestOutput(name, text, list(token_ids), completions)
+        self._sequences[name] = [f"{name}-{index}" for index in range(params.n)]
         generations: list[Generation] = []
         try:
-            await self._submit(token_ids, params, generations)
+            await self._submit(output, params, seeds, generations)
             async for index, delta in merge(generations):
                 grow(output.outputs[index], delta, self._running.token)
                 output.finished = all(each.finish_reason for each in output.outputs)
@@ -135,10 +149,16 @@ class AsyncLLM:
         finally:
             for generation in generations:
                 generation.close()
+            del self._sequences[name]
 
-    async def _submit(self, token_ids: Sequence[int], params: SamplingParams, accepted: list[Generation]) -> None:
+    async def _submit(
+        self, output: RequestOutput, params: SamplingParams, seeds: list[int], accepted: list[Generation]
+    ) -> None:
         """Submit all completions of a prompt at once; `accepted` gets those that run, also when one is refused."""
-        asked = (self._running.generate(token_ids, params, index=index) for index in range(params.n))
+        asked = (
+            self._running.generate(output.prompt_token_ids, params, request_id=name, seed=seed)
+            for name, seed in zip(self._sequences[output.request_id], seeds, strict=True)
+        )
         answers = await asyncio.gather(*asked, return_exceptions=True)
         accepted += [answer for answer in answers if not isinstance(answer, BaseException)]
         for answer in answers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import signal
@@ -11,12 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
 from halocline import LLM, AsyncLLM, SamplingParams
+from halocline.engine.front import FrontEnd
 from halocline.errors import ConfigError, EngineDeadError, ModelError, ParameterError, TooLargeError
 from testing.models import BOS, reference_tokens, save_tiny, tiny_model, tiny_prompt, tiny_tokenizer
 
@@ -237,6 +240,42 @@ async def test_async_streams_grow_finish_and_stop_early(folder: Path) -> None:
         assert (first.request_id, first.finished) == ("mine", False)
         # What the left stream held is free again: a request that needs the whole arena is served.
         assert (await collected(llm, tiny_prompt(6), GREEDY))[-1] == seen[-1]
+
+
+async def test_an_aborted_request_ends_with_what_there_is_and_says_so(folder: Path) -> None:
+    async with AsyncLLM(str(folder), **SETTINGS) as llm:
+        endless = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True, n=2)
+        seen = []
+        async for output in llm.generate([BOS, 5], endless, request_id="mine"):
+            seen.append(output)
+            with pytest.raises(ParameterError, match="'mine' is in use"):
+                await anext(llm.generate([BOS, 5], endless, request_id="mine"))
+            await llm.abort("mine")
+        assert seen[-1].finished
+        assert [each.finish_reason for each in seen[-1].outputs] == ["abort", "abort"]
+        assert all(len(each.token_ids) < 300 for each in seen[-1].outputs)
+        await llm.abort("nobody")
+        assert (await collected(llm, tiny_prompt(6), GREEDY))[-1][1] == 12
+
+
+def test_the_engines_seed_repeats_a_batch_however_long_each_text_is_tokenized(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off_loop = FrontEnd._off_loop
+
+    async def slow(front: FrontEnd, encode: Any, characters: int) -> tuple[int, ...]:
+        await asyncio.sleep(0.2 if characters > 5 else 0.0)
+        return await off_loop(front, encode, characters)
+
+    def batch() -> list[list[int]]:
+        with LLM(str(folder), **SETTINGS, seed=5) as llm:
+            outputs = llm.generate(["a longer text", "b"], SamplingParams(max_tokens=12, n=2))
+        return [each.token_ids for output in outputs for each in output.outputs]
+
+    once = batch()
+    monkeypatch.setattr(FrontEnd, "_off_loop", slow)
+    assert batch() == once
+    assert len({tuple(each) for each in once}) == len(once)
 
 
 async def test_async_use_before_the_start_and_after_the_end_is_an_error(folder: Path) -> None:

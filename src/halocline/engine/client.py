@@ -164,6 +164,14 @@ class EngineClient:
             with contextlib.suppress(OverloadedError):
                 self._send(Cancel(request_id, reason))
 
+    def abort(self, request_id: str) -> None:
+        """Stop a sequence like `cancel`; its stream ends with what there is, for the reason "abort"."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self.cancel(request_id)
+            stream.accept(stream.max_tokens, stream.clipped)
+            stream.push(TokenReport(request_id, None, finish_reason="abort"))
+
     def fail_all(self, error: HaloclineError) -> int:
         """End every sequence with `error`, here and in the engine; returns how many there were."""
         streams = list(self._streams.values())

@@ -202,15 +202,23 @@ class FrontEnd:
         return self._maker.token(token_id)
 
     async def generate(
-        self, prompt: Sequence[int], params: SamplingParams, *, request_id: str | None = None, index: int = 0
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        index: int = 0,
+        seed: int | None = None,
     ) -> Generation:
         """Submit one sequence and wait until the engine accepts it; `index` tells the n completions of a prompt apart.
 
+        `seed` is what `seed_of` gave for this sequence before; None: asked now.
         Raises RequestError, TooLargeError, OverloadedError or EngineDeadError.
         """
         # Before the submission: an engine accepts a sequence and sends its first token in one message.
         started_at = time.monotonic()
-        stream = await self.client.submit(tuple(prompt), params, seed=self._seed(params, index), request_id=request_id)
+        seed = self.seed_of(params, index) if seed is None else seed
+        stream = await self.client.submit(tuple(prompt), params, seed=seed, request_id=request_id)
         self.metrics.prompt_tokens.observe(len(prompt))
         logger.info(
             "event=request_start request=%s prompt_tokens=%d max_tokens=%d",
@@ -220,8 +228,8 @@ class FrontEnd:
         )
         return Generation(self, stream, SequenceText(self._maker, prompt, params), len(prompt), started_at)
 
-    def _seed(self, params: SamplingParams, index: int) -> int:
-        """Completion i of a prompt with a seed has seed + i; without, the next one of the server's seeds."""
+    def seed_of(self, params: SamplingParams, index: int) -> int:
+        """Return completion `index`'s seed: seed + index of a prompt that has one, else the next of the engine's."""
         if params.seed is None:
             return self._seeds.getrandbits(SEED_BITS)
         return (params.seed + index) % (1 << SEED_BITS)
