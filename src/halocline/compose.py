@@ -79,7 +79,7 @@ def prepare(config: Config, *, quiet: bool = False) -> Prepared:
     from halocline.model.attention import BACKENDS
     from halocline.model.chat import read_template
     from halocline.model.dtypes import choose_device
-    from halocline.model.loading import load_config, resolve
+    from halocline.model.loading import check_tokenizer, load_config, resolve
 
     if config.attention not in ("auto", *BACKENDS):
         raise ConfigError([f"attention is {config.attention!r}; it must be auto or one of {', '.join(BACKENDS)}"])
@@ -93,21 +93,23 @@ def prepare(config: Config, *, quiet: bool = False) -> Prepared:
     memory = None
     if config.arena_budget_bytes is not None:
         memory = lay_out(config, load_config(source), config.arena_budget_bytes)
+    check_tokenizer(source)
     return Prepared(config, source, memory)
 
 
 async def open_front(prepared: Prepared, on_progress: Progress | None = None) -> FrontEnd:
     """Start the engine process, load the tokenizer meanwhile, and return both as one."""
     reading = asyncio.create_task(asyncio.to_thread(_chat, prepared))
-    client = None
+    starting = asyncio.create_task(EngineClient.start(prepared.spec, on_progress))
     try:
-        client = await EngineClient.start(prepared.spec, on_progress)
-        chat = await reading
+        # Whichever fails first ends both: a damaged tokenizer does not wait for the weights.
+        client, chat = await asyncio.gather(starting, reading)
     except BaseException:
+        starting.cancel()
         reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-        if client is not None:
-            await client.close()
+        started, _ = await asyncio.gather(starting, reading, return_exceptions=True)
+        if isinstance(started, EngineClient):
+            await started.close()
         raise
     return FrontEnd(
         client,

@@ -195,6 +195,7 @@ def test_a_port_in_use_is_one_sentence(folder: Path, capsys: pytest.CaptureFixtu
     [
         (("{empty}",), ("config.json", "model folder")),
         (("{recurrent}",), ("recurrent", "not served")),
+        (("{mute}", "--kv-bytes", "2MiB"), ("no tokenizer", "tokenizer.json")),
         (("{tiny}", "--kv-bytes", "8KiB"), ("KiB", "kv_bytes")),
         (("{tiny}", "--kv-bytes", "2MiB", "--max-model-len", "100000"), ("100000", "1024")),
         (("{tiny}", "--kv-bytes", "2MiB", "--attention", "magic"), ("magic", "reference")),
@@ -209,12 +210,15 @@ def test_what_cannot_start_says_why_before_an_engine_is_started(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     places = {"empty": tmp_path / "empty", "recurrent": tmp_path / "recurrent", "tiny": folder}
+    places["mute"] = tmp_path / "mute"
     for place in places.values():
         place.mkdir(exist_ok=True)
     (places["recurrent"] / "config.json").write_text(
         json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]})
     )
     (places["recurrent"] / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    for name in ("config.json", "model.safetensors"):
+        (places["mute"] / name).write_bytes((folder / name).read_bytes())
     code = main(["serve", *(each.format(**places) for each in arguments), "--port", "0"])
     out, err = capsys.readouterr()
     assert code == 2, err

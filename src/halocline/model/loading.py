@@ -77,16 +77,21 @@ def load_config(source: ModelSource) -> PreTrainedConfig:
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     """Return the model's tokenizer. Raises ModelError when the folder has none, or one that cannot be read."""
-    if not has_tokenizer(source.folder) and not source.trust_remote_code:
-        raise ModelError(
-            f"{source.name!r} has no tokenizer: {str(source.folder)!r} lacks tokenizer.json; "
-            f"copy it from the original model"
-        )
+    check_tokenizer(source)
     try:
         with transformers_is_silent():
             return AutoTokenizer.from_pretrained(source.folder, trust_remote_code=source.trust_remote_code)
     except Exception as error:  # the tokenizers library raises bare Exception for a file that it cannot parse
         raise ModelError(f"cannot read the tokenizer of {source.name!r}: {_first_line(error)}") from error
+
+
+def check_tokenizer(source: ModelSource) -> None:
+    """Raise ModelError when the folder has no tokenizer, without reading one."""
+    if not has_tokenizer(source.folder) and not source.trust_remote_code:
+        raise ModelError(
+            f"{source.name!r} has no tokenizer: {str(source.folder)!r} lacks tokenizer.json; "
+            f"copy it from the original model"
+        )
 
 
 def load(source: ModelSource, dtype: str = "auto", device: str = "auto") -> LoadedModel:
