@@ -1,7 +1,9 @@
 """Fills a step after its decodes: prefills that go on, then requests that come in, both most senior first.
 
 A new request never overtakes: nobody is admitted while a prefill that has begun goes without a chunk, and the first
-candidate that cannot enter stops all behind it. Whoever is refused gets a reason with numbers.
+candidate that cannot enter stops all behind it. Only the most senior request, when it comes back after a retraction, is
+asked before the prefills of its juniors: their chunks take tokens and room anew in every step, and would keep it out
+until their prompts end. Whoever is refused gets a reason with numbers.
 """
 
 from __future__ import annotations
@@ -32,13 +34,23 @@ class Filler:
 
     def fill(self, room: StepRoom, reasons: dict[str, Reason]) -> None:
         """Enter chunks into `room`; `reasons` gets an entry for who was considered and may not compute now."""
+        self._return_most_senior(room)
         if self._continue_prefills(room, reasons):
             self._admit(room, reasons)
+
+    def _return_most_senior(self, room: StepRoom) -> None:
+        """Let the most senior request come back if it was retracted. Refused, it is short, and `_admit` says why."""
+        waiting = self._roster.waiting.first()
+        if waiting is not None and waiting.retractions and waiting is self._roster.most_senior():
+            self._try_admit(waiting, room)
 
     def _continue_prefills(self, room: StepRoom, reasons: dict[str, Reason]) -> bool:
         """Give each prefilling request its chunk; return whether all of them got one, so that new ones may come in."""
         all_served = True
+        entered = [chunk.request for chunk in room.chunks]
         for request in self._roster.prefilling:
+            if request in entered:
+                continue  # it came back a moment ago
             holding = request.holding
             assert holding is not None, f"{request.id} prefills without a grant"
             tokens = room.fit(request.computed, request.resumed_at, holding.grant.demand)

@@ -557,6 +557,24 @@ def test_while_the_senior_waits_to_return_juniors_get_nothing_new() -> None:
     assert made.scheduler._growth.short() is None
 
 
+def test_the_returning_most_senior_is_asked_before_juniors_take_room_for_their_chunks() -> None:
+    """A junior's prompt takes tokens and room anew in every step, and so would keep the senior out until it ends."""
+    pools: tuple[PoolSpec, ...] = ((Full(), 4, 1), (Sliding(8), 4, 1))
+    made = World(tiny_layout(pools, 90), rules(max_model_len=400))
+    made.arrive("first", 8, greedy(2, ignore_eos=True))
+    made.arrive("second", 40, greedy(40))
+    made.arrive("junior", 160, greedy(2, ignore_eos=True))
+    made.step()
+    second = made.scheduler._roster.live["second"]
+    made.scheduler._roster.retract(second)
+    made.run_until(lambda: "first" in made.ends)
+    assert second is made.scheduler._roster.most_senior()
+    assert made.scheduler._roster.live["junior"].state is State.PREFILLING
+    plan = made.plan_and_apply()
+    assert [segment.request_id for segment in plan.segments] == ["second", "junior"]
+    made.run().assert_all_finished()
+
+
 def test_guaranteed_admission_never_retracts() -> None:
     made = world(slabs=12, admission=GUARANTEED)
     for index in range(10):
