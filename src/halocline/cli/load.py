@@ -12,14 +12,15 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 import httpx
 
-from halocline.errors import HaloclineError
+from halocline.errors import ConfigError, FailedError
 
 
-class LoadError(HaloclineError):
-    """The server under load answered with an error, or not at all."""
+class LoadError(FailedError):
+    """The server under load answered with an error, or no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class LoadReport:
     def percentile(self, value: Callable[[Answer], float], percent: float) -> float:
         """Return the nearest-rank percentile of a value over the answers; 0 when there are none."""
         ordered = sorted(map(value, self.answers))
-        return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] if ordered else 0.0
+        return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)] if ordered else 0.0
 
 
 def random_prompt(seed: int, tokens: int) -> list[int]:
@@ -104,15 +105,15 @@ async def run_load(url: str, model: str, load: Load, api_key: str | None = None)
 
 
 async def first_model(url: str, api_key: str | None = None) -> str:
-    """Return the name of the model that the server at `url` serves; raises LoadError when nobody answers."""
+    """Return the name of the model that the server at `url` serves; raises ConfigError when nobody answers."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         async with httpx.AsyncClient(base_url=url, timeout=30, headers=headers) as client:
             response = await client.get("/v1/models")
     except httpx.HTTPError as error:
-        raise LoadError(f"no server answers at {url}: {error or type(error).__name__}") from error
+        raise ConfigError([f"no server answers at {url}: {error or type(error).__name__}"]) from error
     if response.status_code != 200:
-        raise LoadError(f"{url}/v1/models answered {response.status_code}: {response.text[:200]}")
+        raise ConfigError([f"{url}/v1/models answered {response.status_code}: {response.text[:200]}"])
     return str(response.json()["data"][0]["id"])
 
 

@@ -12,7 +12,7 @@ import typer
 
 from halocline.cli import bench, chat, demo, generate, serve
 from halocline.cli.migrate import explain
-from halocline.errors import ConfigError, EngineDeadError, HaloclineError
+from halocline.errors import ConfigError, EngineDeadError, FailedError, HaloclineError, OverloadedError
 
 app = typer.Typer(
     name="halocline",
@@ -59,7 +59,7 @@ def _code_of(error: BaseException) -> int:
             return 130
         case ConfigError():
             return _fail(*error.problems)
-        case EngineDeadError():
+        case EngineDeadError() | FailedError() | OverloadedError():
             return _fail(str(error), code=1)
         case HaloclineError():
             return _fail(str(error))

@@ -12,9 +12,11 @@ import pytest
 
 from halocline import __version__
 from halocline.cli import options
+from halocline.cli.load import LoadError
 from halocline.cli.main import main
 from halocline.cli.migrate import FOREIGN, explain
 from halocline.config import Config, setting_names
+from halocline.errors import ConfigError, EngineDeadError, FailedError, ModelError, OverloadedError, RequestError
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -103,6 +105,31 @@ def test_all_wrong_settings_are_told_at_once(capsys: pytest.CaptureFixture[str])
     code, _, err = run(capsys, "serve", "--policy", "half", "--admission", "never", "--audit", "x")
     assert code == 2
     assert len(err.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError(["no"]), 2),
+        (ModelError("no"), 2),
+        (RequestError("no"), 2),
+        (EngineDeadError("no"), 1),
+        (FailedError("no"), 1),
+        (OverloadedError("no"), 1),
+        (LoadError("no"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_the_exit_code_tells_work_that_failed_from_what_could_not_start(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    def fails(config: Any) -> int:
+        raise error
+
+    monkeypatch.setitem(sys.modules, "halocline.serve", type(sys)("halocline.serve"))
+    monkeypatch.setattr(sys.modules["halocline.serve"], "run_server", fails, raising=False)
+    assert main(["serve"]) == code
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
