@@ -126,8 +126,22 @@ def _places(name: str, pool: Pool) -> Iterator[Violation]:
     fill = np.bincount(np.flatnonzero(pool.live) // pool.per_slab, minlength=pool.stock.slabs).tolist()
     if fill != pool.fill:
         yield Violation("L1", f"{name}: pages per slab are {fill}, the books say {pool.fill}")
+    if not np.array_equal(pool.handle_of & INDEX_MASK, pages):
+        yield Violation("L2", f"{name}: handles do not name their own place in the tables")
+    yield from _shelves(name, pool, fill)
+
+
+def _shelves(name: str, pool: Pool, fill: list[int]) -> Iterator[Violation]:
+    # Where new pages go is read off the shelves, so each slab must stand on that of its live pages.
     if sorted(pool.owned_slabs()) != [slab for slab, count in enumerate(fill) if count]:
         yield Violation("L1", f"{name}: the shelves hold slabs {sorted(pool.owned_slabs())}, live pages are elsewhere")
+    for level, slabs in enumerate(pool.shelves()):
+        wrong = [slab for slab in slabs if fill[slab] != level]
+        if wrong:
+            yield Violation("L1", f"{name}: slabs {wrong} stand on the shelf of {level} live pages and have others")
+    stocked = [level for level, slabs in enumerate(pool.shelves()) if slabs]
+    if stocked != pool.stocked_shelves():
+        yield Violation("L1", f"{name}: shelves that are not empty: {stocked}, the books say {pool.stocked_shelves()}")
 
 
 def _counters(books: Books, name: str, pool: Pool) -> Iterator[Violation]:
@@ -148,6 +162,10 @@ def _grants(books: Books, name: str, pool: Pool) -> Iterator[Violation]:
     holds = dict(zip(ids.tolist(), counts.tolist(), strict=True))
     for grant in books.owners.grants.values():
         yield from differ("L1", f"{name}: pages of {grant.owner!r}", grant.pages(number), holds.pop(grant.id, 0))
+        if not grant.is_open:
+            yield Violation("L1", f"{name}: the grant of {grant.owner!r} is closed and still counts")
+        recorded = sum(map(len, grant.chunks[number]))
+        yield from differ("L1", f"{name}: records of {grant.owner!r}", grant.recorded[number], recorded)
         if grant.pages(number) and len(books.owners.indices_of(grant, pool)) != grant.pages(number):
             yield Violation(
                 "L1", f"{name}: the records of {grant.owner!r} do not show the {grant.pages(number)} pages it holds"
@@ -194,6 +212,8 @@ def _pins(books: Books, name: str, pool: Pool) -> Iterator[Violation]:
     orphans = int(np.count_nonzero((pool.state >= TRANSFER) & (claims == 0)))
     if orphans:
         yield Violation("L1", f"{name}: {orphans} pages are in transfer without a pin: they will never be freed")
+    waiting = sum(pool.number in pin.deferred for pin in books.pins.open)
+    yield from differ("L5", f"{name}: pins wait for a commit", len(books.pins.deferred[pool.number]), waiting)
     slabs = Counter((pool.place[np.flatnonzero(pins)] // pool.per_slab).tolist())
     if slabs != pool.pinned_in_slab:
         yield Violation("L5", f"{name}: pinned slabs are {dict(slabs)}, the books say {pool.pinned_in_slab}")

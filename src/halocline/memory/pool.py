@@ -186,6 +186,14 @@ class Pool:
         """Return the pool's slabs, emptiest first."""
         return [slab for shelf in self._shelves[1:] for slab in shelf]
 
+    def shelves(self) -> list[list[int]]:
+        """Return the slabs that stand on each shelf, that is with 0, 1, 2 ... live pages, as the books have it."""
+        return [list(shelf) for shelf in self._shelves]
+
+    def stocked_shelves(self) -> list[int]:
+        """Return the shelves that are not empty, as the books have it."""
+        return [level for level in range(self._mask.bit_length()) if self._mask >> level & 1]
+
     def emptiest(self, kept: Iterable[int]) -> Iterable[int]:
         """Yield the pool's slabs from the emptiest on, leaving out pinned ones and `kept`."""
         leave = set(kept)

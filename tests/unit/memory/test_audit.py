@@ -105,9 +105,42 @@ def lose_the_records_of_a_grant(a):
     next(iter(a.owners.grants.values())).chunks[0].clear()
 
 
+def put_a_slab_on_the_wrong_shelf(a):
+    shelves = a.pools[0]._shelves
+    level = next(level for level, shelf in enumerate(shelves) if shelf)
+    shelves[level % a.pools[0].per_slab + 1].update(shelves[level])
+    shelves[level].clear()
+
+
+def overlook_a_shelf_with_holes(a):
+    a.pools[0]._mask = 0
+
+
+def hand_out_a_strange_handle(a):
+    a.pools[0].handle_of[-1] += 1
+
+
+def let_a_pin_wait_for_ever(a):
+    a.pins.deferred[0].append(a.pins.open[0])
+
+
+def close_a_grant_that_still_counts(a):
+    next(iter(a.owners.grants.values())).is_open = False
+
+
+def miscount_the_records_of_a_grant(a):
+    next(iter(a.owners.grants.values())).recorded[0] += 5
+
+
 @pytest.mark.parametrize(
     ("sabotage", "law", "words"),
     [
+        (put_a_slab_on_the_wrong_shelf, "L1", "stand on the shelf"),
+        (overlook_a_shelf_with_holes, "L1", "shelves that are not empty"),
+        (hand_out_a_strange_handle, "L2", "handles do not name their own place in the tables"),
+        (let_a_pin_wait_for_ever, "L5", "pins wait for a commit"),
+        (close_a_grant_that_still_counts, "L1", "'request-7' is closed and still counts"),
+        (miscount_the_records_of_a_grant, "L1", "records of 'request-7': 5 missing"),
         (move_a_page_counter, "L1", "held pages: 2 missing"),
         (lose_a_page, "L1", "live without an owner"),
         (forget_an_owner, "L1", "'request-7': 1 counted twice"),
