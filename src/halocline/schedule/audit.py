@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from halocline.errors import InvariantError
 from halocline.memory.arena import Arena
-from halocline.memory.audit import Violation
-from halocline.memory.demand import Demand
-from halocline.memory.grant import Handles
+from halocline.memory.audit import Violation, differ
+from halocline.memory.demand import Demand, floor_demand
+from halocline.memory.grant import Grant, Handles
 from halocline.memory.layout import PoolLayout
 from halocline.memory.retention import State as StateRetention
+from halocline.schedule.chunk import STEP_OWNER
 from halocline.schedule.holding import Holding
 from halocline.schedule.request import Request, State
 from halocline.schedule.roster import Roster
@@ -20,13 +21,18 @@ from halocline.units import ceil_div
 RUNNING = (State.PREFILLING, State.DECODING)
 
 
-def audit(arena: Arena, roster: Roster, rules: Rules, busy: frozenset[str]) -> list[Violation]:
-    """Return every broken law of scheduler and arena. `busy` are the requests of the outstanding plan."""
-    found = [*_lines(roster), *_slots(roster, rules)]
+def audit(arena: Arena, roster: Roster, rules: Rules, floor: Grant, busy: frozenset[str] | None) -> list[Violation]:
+    """Return every broken law of scheduler and arena.
+
+    `busy` are the requests of the outstanding plan, None between steps.
+    """
+    found = [*_lines(roster), *_ends(roster), *_slots(roster, rules)]
+    found += _standing_grants(arena, roster, floor, between_steps=busy is None)
     for request in roster.live.values():
         found += _request(request)
         if request.holding is not None:
-            found += _pages(arena, request, request.holding, request.id in busy)
+            found += _pages(arena, request, request.holding, busy is not None and request.id in busy)
+            found += _borders(arena, request, request.holding)
     return found + list(_shared_pages(arena, roster)) + arena.audit()
 
 
@@ -46,6 +52,31 @@ def _lines(roster: Roster) -> Iterator[Violation]:
                 yield Violation("L10", f"request {request.id} is {request.state.value} and stands in another line")
     if standing != len(roster.live):
         yield Violation("L10", f"{standing} requests stand in lines, {len(roster.live)} are live")
+
+
+def _ends(roster: Roster) -> Iterator[Violation]:
+    """Every request that was taken is still here or has come to one end."""
+    totals = roster.totals
+    ended = totals.finished + totals.aborted + totals.failed
+    yield from differ("L10", "requests taken", len(roster.live) + ended, totals.arrived)
+
+
+def _standing_grants(arena: Arena, roster: Roster, floor: Grant, *, between_steps: bool) -> Iterator[Violation]:
+    """The floor stands, whole between steps; a step's grant ends with its step; nobody has two."""
+    wanted = floor_demand(arena.layout)
+    if not floor.is_open or floor.demand != wanted or (between_steps and tuple(floor.room) != wanted):
+        is_now = f"the floor is {tuple(floor.demand)} pages, open: {floor.is_open}; it should be {tuple(wanted)}"
+        yield Violation("L3", f"{is_now}, of which {tuple(floor.lent)} are lent")
+    held = {id(request.holding.grant) for request in roster.live.values() if request.holding is not None}
+    for grant in arena.owners.grants.values():
+        if grant is floor or id(grant) in held:
+            continue
+        if grant.owner == STEP_OWNER:
+            if between_steps:
+                yield Violation("L3", f"a step grant of {tuple(grant.demand)} pages is open between steps")
+        elif grant.owner in roster.live:
+            what = f"a second grant of {tuple(grant.demand)} pages"
+            yield Violation("L1", f"{what} is open in the name of request {grant.owner}")
 
 
 def _slots(roster: Roster, rules: Rules) -> Iterator[Violation]:
@@ -89,6 +120,19 @@ def _pages(arena: Arena, request: Request, holding: Holding, busy: bool) -> Iter
         yield Violation("L9", f"request {request.id} holds {holding.pages} between steps, granted {grant.demand}")
     if not busy and any(grant.borrowed):
         yield Violation("L9", f"request {request.id} owes {grant.borrowed} pages between steps")
+
+
+def _borders(arena: Arena, request: Request, holding: Holding) -> Iterator[Violation]:
+    """The request is touched no later than its next page is needed and its next page is out of the window."""
+    for number, pool in enumerate(arena.layout.pools):
+        if isinstance(pool.retention, StateRetention):
+            continue
+        first, name = holding.first_page[number], f"request {request.id} in {pool.name}"
+        end = (first + len(holding.handles[number])) * pool.page_tokens
+        if holding.page_until > end:
+            yield Violation("L7", f"{name} asks for its next page at {holding.page_until}, its pages end at {end}")
+        if pool.retention.first_needed(holding.slide_at - 1) >= (first + 1) * pool.page_tokens:
+            yield Violation("L9", f"{name} lets go of its next page at {holding.slide_at}, it is not seen before that")
 
 
 def _window(pool: PoolLayout, computed: int) -> tuple[int, int]:

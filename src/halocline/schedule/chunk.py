@@ -17,6 +17,9 @@ from halocline.memory.grant import Grant, Order, Refusal
 from halocline.schedule.holding import Holding
 from halocline.schedule.request import Request
 
+FLOOR_OWNER, STEP_OWNER = "floor", "step"
+"""In whose name the floor and a step's grant stand."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -105,7 +108,7 @@ class StepRoom:
         if extra.is_zero:
             return None
         if self._grant is None:
-            answer = self._arena.reserve("step", extra)
+            answer = self._arena.reserve(STEP_OWNER, extra)
         else:
             answer = self._arena.extend(self._grant, self._grant.demand.plus(extra))
         if isinstance(answer, Refusal):

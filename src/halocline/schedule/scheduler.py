@@ -24,7 +24,7 @@ from halocline.memory.demand import Demand, floor_demand
 from halocline.memory.grant import Order, Refusal
 from halocline.schedule.admission import Gate
 from halocline.schedule.audit import audit
-from halocline.schedule.chunk import Chunk, StepRoom
+from halocline.schedule.chunk import FLOOR_OWNER, Chunk, StepRoom
 from halocline.schedule.events import Abort, Accepted, Arrive, Event, NewToken, Reason, Rejected, Update
 from halocline.schedule.figures import SchedulerFigures
 from halocline.schedule.fill import Filler
@@ -66,7 +66,7 @@ class Scheduler:
         granule = arena.layout.granule_tokens
         if rules.step_tokens < granule:
             raise ConfigError([f"step_tokens is {rules.step_tokens}, less than one granule of {granule} tokens"])
-        floor = arena.reserve("floor", floor_demand(arena.layout))
+        floor = arena.reserve(FLOOR_OWNER, floor_demand(arena.layout))
         if isinstance(floor, Refusal):
             raise ConfigError([f"the arena cannot hold even the floor of one granule: {floor.message}"])
         self._floor = floor
@@ -161,10 +161,12 @@ class Scheduler:
         if self._reasons:  # the most senior one may have to wait for pages of other owners
             decodes = [request for request in decodes if request.id not in self._reasons]
         room = StepRoom(self._arena, self._floor, self._rules.step_tokens - len(decodes))
-        self._filler.fill(room, self._reasons)
-        if not decodes and not room.chunks:
-            return None
-        return self._commit(decodes, served, room)
+        try:
+            self._filler.fill(room, self._reasons)
+            return self._commit(decodes, served, room) if decodes or room.chunks else None
+        except Exception as defect:
+            self._abandon([request for request, _ in served], room, defect)
+            raise
 
     def _commit(
         self, decodes: list[Request], served: Sequence[tuple[Request, Demand]], room: StepRoom
@@ -204,6 +206,21 @@ class Scheduler:
                 self._roster.fail(request, f"internal error, its memory could not be committed: {defect}")
         room.close()
 
+    def _abandon(self, takers: Sequence[Request], room: StepRoom, defect: Exception) -> None:
+        """Leave nothing behind of a plan that broke half way, which is a defect: no step will give its room back.
+
+        Moves that it ordered will never be done, so those who are not concerned compute their pages again.
+        """
+        for request in (*takers, *(chunk.request for chunk in room.chunks)):
+            if not request.is_ended:
+                self._roster.fail(request, f"internal error while its step was planned: {defect}")
+        room.close()
+        self._retract_everyone()
+
+    def _retract_everyone(self) -> None:
+        for request in (*self._roster.prefilling.snapshot(), *self._roster.decoding.snapshot()):
+            self._roster.retract(request)
+
     def _wanted(self, chunk: Chunk) -> Demand:
         assert chunk.request.holding is not None, f"{chunk.request.id} left after its chunk was planned"
         return self._keeper.wanted(chunk.request.holding, chunk.start, chunk.end)
@@ -216,8 +233,8 @@ class Scheduler:
         if step is None or step.plan.step != result.step:
             expected = "none" if step is None else str(step.plan.step)
             raise InvariantError([f"a result of step {result.step} came, the outstanding one is {expected}"])
-        self._outstanding = None
         self._results.take(step.decodes, step.room.chunks, result)
+        self._outstanding = None  # not before: when a result breaks, `fail_step` still finds its step
         self._close_step(step)
         return self.take_updates()
 
@@ -235,8 +252,7 @@ class Scheduler:
             if not request.is_ended:
                 self._roster.fail(request, message)
         if step.plan.moves:
-            for request in (*self._roster.prefilling.snapshot(), *self._roster.decoding.snapshot()):
-                self._roster.retract(request)
+            self._retract_everyone()
         self._close_step(step)
         return self.take_updates()
 
@@ -275,6 +291,5 @@ class Scheduler:
     def audit(self) -> list[Violation]:
         """Recount requests, lines, pages and the arena from scratch; an empty list is a clean bill."""
         step = self._outstanding
-        busy = () if step is None else step.requests
-        found = audit(self._arena, self._roster, self._rules, frozenset(request.id for request in busy))
-        return [*self._violations, *found]
+        busy = None if step is None else frozenset(request.id for request in step.requests)
+        return [*self._violations, *audit(self._arena, self._roster, self._rules, self._floor, busy)]

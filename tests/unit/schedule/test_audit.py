@@ -129,6 +129,36 @@ def has_too_few_slots(made: World) -> None:
     made.scheduler._rules = rules(max_running_requests=2)
 
 
+def floor_is_given_up(made: World) -> None:
+    made.arena.release(made.scheduler._floor)
+
+
+def floor_is_shrunk(made: World) -> None:
+    made.arena.shrink(made.scheduler._floor, Demand((0, 0)))
+
+
+def step_grant_is_left_behind(made: World) -> None:
+    made.arena.reserve("step", Demand((0, 3)))
+
+
+def reserves_twice(made: World) -> None:
+    made.arena.reserve("a", Demand((1, 0)))
+
+
+def counts_an_end_too_many(made: World) -> None:
+    made.scheduler._roster.totals.finished += 1
+
+
+def asks_for_its_next_page_too_late(made: World) -> None:
+    _, holding = parts(made, "a")
+    holding.page_until += 4
+
+
+def slides_too_late(made: World) -> None:
+    _, holding = parts(made, "a")
+    holding.slide_at += 1
+
+
 FAULTS: dict[Callable[[World], None], tuple[str, str]] = {
     loses_a_page: ("L1", "1 pages missing"),
     counts_a_page_twice: ("L1", "pages counted twice"),
@@ -149,6 +179,13 @@ FAULTS: dict[Callable[[World], None], tuple[str, str]] = {
     counts_more_than_computed: ("L9", "has computed 40 of 40 tokens"),
     has_not_ended: ("L10", "has all its"),
     has_too_few_slots: ("L3", "3 requests run, 2 may"),
+    floor_is_given_up: ("L3", "the floor is (0, 1) pages, open: False"),
+    floor_is_shrunk: ("L3", "the floor is (0, 0) pages, open: True; it should be (0, 1)"),
+    step_grant_is_left_behind: ("L3", "a step grant of (0, 3) pages is open between steps"),
+    reserves_twice: ("L1", "a second grant of (1, 0) pages is open in the name of request a"),
+    counts_an_end_too_many: ("L10", "requests taken: 1 missing (books 5, counted 4)"),
+    asks_for_its_next_page_too_late: ("L7", "asks for its next page at"),
+    slides_too_late: ("L9", "lets go of its next page at"),
 }
 
 

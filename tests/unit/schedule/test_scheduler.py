@@ -294,6 +294,53 @@ def test_a_commit_that_cannot_fail_and_does_fails_those_concerned_only() -> None
     assert made.is_empty
 
 
+class BreaksInPlanning(Arena):
+    """An arena with a defect outside of `commit`: page numbers cannot be looked up once, before or after pages came."""
+
+    broken = False
+
+    def physical(self, pool: int, handles: Handles) -> NDArray[np.int32]:
+        if self.broken:
+            self.broken = False
+            raise InvariantError(["a look-up fails"])
+        return super().physical(pool, handles)
+
+
+def test_a_plan_that_breaks_half_way_fails_those_concerned_and_leaves_nothing_behind() -> None:
+    """A step grant that stayed would be lost for ever: no step would be left to give it back."""
+    made = World(tiny_layout(FULL_AND_WINDOW, 60), rules(), make_arena=BreaksInPlanning)
+    made.arrive("decodes", 6, 30)
+    made.step()
+    made.arrive("prefills", 40, 4)
+    assert isinstance(made.arena, BreaksInPlanning)
+    made.arena.broken = True
+    with pytest.raises(InvariantError, match="a look-up fails"):
+        made.scheduler.plan(0.0)
+    made.note_updates(made.scheduler.fail_step("as the engine does"))
+    assert list(made.failed) == ["prefills"]
+    assert "a look-up fails" in made.failed["prefills"]
+    assert [grant.owner for grant in made.arena.owners.grants.values()] == ["floor"]
+    assert state_of(made, "decodes") is State.RETRACTED, "moves that the lost plan ordered will never be done"
+    made.run().assert_true_tokens()
+    assert made.ends["decodes"] == "length"
+    assert made.is_empty
+
+
+def test_a_result_that_breaks_half_way_fails_its_step_and_leaves_nothing_behind() -> None:
+    made = World(tiny_layout(FULL_AND_WINDOW, 60), rules())
+    made.arrive("decodes", 6, 30)
+    made.step()
+    made.arrive("prefills", 40, 4)
+    plan = made.plan()
+    assert plan is not None
+    unusable = replace(made.backend.run(plan), sampled=(Sampled("decodes", 1), Sampled("prefills", [])))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        made.scheduler.apply(unusable)
+    made.note_updates(made.scheduler.fail_step("as the engine does"))
+    assert sorted(made.failed) == ["decodes", "prefills"]
+    assert made.is_empty
+
+
 # --- order of calls
 
 
