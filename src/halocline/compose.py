@@ -26,6 +26,7 @@ from halocline.memory.layout import ArenaLayout, LayerKV, solve_layout
 from halocline.memory.sizing import Caps, Limits, auto_kv_bytes, capacity_facts, static_caps
 from halocline.schedule.rules import Rules
 from halocline.schedule.scheduler import Scheduler
+from halocline.units import format_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -88,13 +89,28 @@ def prepare(config: Config, *, quiet: bool = False) -> Prepared:
     source = resolve(config.model, trust_remote_code=config.trust_remote_code, quiet=quiet)
     device = choose_device(config.device)
     config = replace(config, device=str(device))
-    if config.arena_budget_bytes is None and device.type == "cpu":
-        config = replace(config, kv_bytes=auto_kv_bytes(psutil.virtual_memory().available))
+    if device.type == "cpu":
+        config = _fit_to_memory(config, psutil.virtual_memory().available)
     memory = None
     if config.arena_budget_bytes is not None:
         memory = lay_out(config, load_config(source), config.arena_budget_bytes)
     check_tokenizer(source)
     return Prepared(config, source, memory)
+
+
+def _fit_to_memory(config: Config, available_bytes: int) -> Config:
+    """Decide an `auto` arena; raise ConfigError for one that is larger than the memory that is free."""
+    budget = config.arena_budget_bytes
+    if budget is None:
+        return replace(config, kv_bytes=auto_kv_bytes(available_bytes))
+    if budget > available_bytes:
+        raise ConfigError(
+            [
+                f"kv_bytes is {format_bytes(budget)}, but this machine has {format_bytes(available_bytes)} of free "
+                f"memory, and the weights need some of it; lower kv_bytes"
+            ]
+        )
+    return config
 
 
 async def open_front(prepared: Prepared, on_progress: Progress | None = None) -> FrontEnd:

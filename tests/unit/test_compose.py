@@ -86,6 +86,7 @@ def test_the_served_name_is_the_operators_or_the_models(folder: Path) -> None:
     ("settings", "words"),
     [
         ({"kv_bytes": 4096}, "kv_bytes"),
+        ({"kv_bytes": "900GiB"}, r"kv_bytes is 900 GiB.*this machine has"),
         ({"max_model_len": 2000}, "2000.*1024"),
         ({"page_tokens": "sliding-99=4"}, "sliding-99"),
         ({"attention": "magic"}, "one of reference"),

@@ -45,12 +45,13 @@ async def _stream(config: Config, prompt: str, params: SamplingParams) -> None:
     from halocline.llm import AsyncLLM
 
     async with AsyncLLM(**asdict(config)) as llm:
-        sys.stdout.write(prompt)
         written = 0
         async for output in llm.generate(prompt, params):
-            sys.stdout.write(output.outputs[0].text[written:])
+            # With the first piece: of a prompt that is refused nothing is printed but why.
+            text = prompt + output.outputs[0].text
+            sys.stdout.write(text[written:])
             sys.stdout.flush()
-            written = len(output.outputs[0].text)
+            written = len(text)
         sys.stdout.write("\n")
 
 

@@ -197,6 +197,8 @@ class EngineClient:
                 link.commands.send(encode(Shutdown()))
                 await asyncio.wait([self._bye], timeout=goodbye_seconds)
                 await wait_for_exit(link.process, goodbye_seconds)
+                if link.process.poll() is None:
+                    logger.error("event=engine_killed waited_seconds=%g", goodbye_seconds)
         finally:
             # Also when whoever closes is cancelled meanwhile: the process must not stay.
             self._loop.remove_reader(link.beacon)
@@ -301,7 +303,7 @@ class EngineClient:
     def _die(self, reason: str) -> None:
         if self.dead_reason is None:
             self.dead_reason = reason
-            if not self._bye.done():
+            if self._link is not None and not self._bye.done():
                 logger.error("event=engine_dead reason=%r sequences=%d", reason, len(self._streams))
         error = EngineDeadError(self.dead_reason)
         self._fail_start(error)

@@ -81,11 +81,16 @@ async def test_an_engine_starts_works_and_leaves_nothing_behind(own_temporary_fo
     ],
 )
 async def test_an_engine_that_cannot_start_says_why(
-    misfortune: str, error: type[Exception], words: str, own_temporary_folder: Path
+    misfortune: str,
+    error: type[Exception],
+    words: str,
+    own_temporary_folder: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(error, match=words):
         await EngineClient.start(fake_spec(misfortune=misfortune))
     assert list(own_temporary_folder.iterdir()) == []
+    assert error is EngineDeadError or caplog.messages == [], "the exception says it; the log need not"
 
 
 async def test_a_builder_that_does_not_exist_is_named() -> None:
