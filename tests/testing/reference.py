@@ -40,11 +40,12 @@ def greedy_references(model_name: str, texts: list[str], max_tokens: int) -> lis
     return [Reference(**json.loads(path.read_text())) for path in paths]
 
 
-def compare(reference: Reference, expected: list[str], answer: list[str]) -> str:
+def compare(reference: Reference, answer: list[int]) -> str:
     """Return "equal", "tie" (the first difference is where the reference itself is undecided) or "different".
 
-    `expected` are the reference's tokens in the spelling of `answer`, possibly without an end-of-sequence token.
+    Both end with the end-of-sequence token where there was one.
     """
+    expected = reference.tokens
     if answer == expected:
         return "equal"
     both = zip(expected, answer, strict=False)
