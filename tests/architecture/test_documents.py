@@ -115,3 +115,22 @@ def test_an_example_with_a_model_runs(name: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(done.stdout.splitlines()) >= 2
     assert "Traceback" not in done.stderr
+
+
+def test_the_readmes_example_is_ten_lines_and_runs() -> None:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (PROJECT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    (code,) = blocks
+    assert len(code.splitlines()) <= 10
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [line.count(" -> ") for line in done.stdout.splitlines()] == [1, 1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_make_targets_that_a_page_names_exist_and_set_up_what_they_need(page: Path) -> None:
+    targets = re.findall(r"(?:^|`)make ([a-z0-9]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
+    for target in targets:
+        assert re.search(rf"^{target}: \$\(STAMP\)", makefile, re.MULTILINE), f"{page.name} names `make {target}`"

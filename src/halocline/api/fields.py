@@ -48,9 +48,17 @@ def _refused(name: str, endpoints: tuple[Endpoint, ...], text: str, *harmless: o
 FIELDS: tuple[Field, ...] = (
     _honoured("model", BOTH, "the served model's name; another name is a 404; absent: the served model"),
     _honoured("prompt", COMPLETIONS, "a string, a list of strings, a list of token ids, or a list of such lists"),
-    _honoured("messages", CHAT, "roles system, developer (as system), user, assistant; content is text or text parts"),
+    _honoured(
+        "messages",
+        CHAT,
+        "roles system, developer (as system), user, assistant; content is text or text parts; `name` is ignored",
+    ),
     _honoured("stream", BOTH, "send server-sent events, ended by `data: [DONE]`"),
-    _honoured("stream_options", BOTH, "`include_usage`: a last chunk with the token counts; only with `stream`"),
+    _honoured(
+        "stream_options",
+        BOTH,
+        "`include_usage`: a last chunk with the token counts; only with `stream`; `include_obfuscation` is ignored",
+    ),
     _honoured("n", BOTH, "completions per prompt, 1 to 128; completion i of a seeded request has seed + i"),
     _honoured("max_tokens", BOTH, "the most tokens to generate; absent: as many as fit"),
     _honoured("max_completion_tokens", CHAT, "the newer name of `max_tokens`; both only if equal"),
