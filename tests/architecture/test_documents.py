@@ -118,10 +118,8 @@ def test_an_example_with_a_model_runs(name: str) -> None:
 
 
 def test_the_readmes_example_is_ten_lines_and_runs() -> None:
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", (PROJECT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
-    (code,) = blocks
+    text = (PROJECT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert len(code.splitlines()) <= 10
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
