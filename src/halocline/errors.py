@@ -68,3 +68,11 @@ class InvariantError(HaloclineError):
     def __init__(self, violations: list[str]) -> None:
         self.violations = violations
         super().__init__("; ".join(violations))
+
+
+class OverdrawnError(InvariantError):
+    """One order of a commit exceeds its grant; nothing of the commit was done. `order` is its index."""
+
+    def __init__(self, violations: list[str], order: int) -> None:
+        self.order = order
+        super().__init__(violations)

@@ -141,7 +141,7 @@ class Arena:
     def commit(self, orders: Sequence[Order]) -> Commit:
         """Turn promised pages into handles, for all orders of a step at once. Cannot fail.
 
-        Raises InvariantError, with nothing changed, if an order exceeds what its grant and its lender have left.
+        Raises OverdrawnError, with nothing changed, if an order exceeds what its grant and its lender have left.
         """
         totals = charge(orders, self.budget.names)
         moves: tuple[Move, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from halocline.errors import InvariantError
+from halocline.errors import OverdrawnError
 from halocline.memory.budget import Budget
 from halocline.memory.demand import Demand
 from halocline.memory.grant import NO_HANDLES, Handles, Order
@@ -17,7 +17,7 @@ from halocline.memory.pool import HELD, Pool
 def charge(orders: Sequence[Order], names: Sequence[str]) -> list[int]:
     """Charge every order to its grant and lender; return the new pages per pool.
 
-    Raises InvariantError, with every charge undone, if one exceeds what its grant and its lender have left.
+    Raises OverdrawnError, with every charge undone, if one exceeds what its grant and its lender have left.
     """
     pools = range(len(names))
     totals = [0] * len(names)
@@ -25,8 +25,8 @@ def charge(orders: Sequence[Order], names: Sequence[str]) -> list[int]:
         grant, pages = order.grant, order.pages
         if len(pages) != len(names) or not grant.is_open:
             undo(orders[:at])
-            raise InvariantError(
-                [f"{grant.describe()} cannot commit {pages}: it is closed or not of {len(names)} pools"]
+            raise OverdrawnError(
+                [f"{grant.describe()} cannot commit {pages}: it is closed or not of {len(names)} pools"], at
             )
         room, taken = grant.room, grant.taken
         for pool in pools:
@@ -42,13 +42,13 @@ def charge(orders: Sequence[Order], names: Sequence[str]) -> list[int]:
     return totals
 
 
-def _overdrawn(orders: Sequence[Order], at: int, pool: int, name: str) -> InvariantError:
+def _overdrawn(orders: Sequence[Order], at: int, pool: int, name: str) -> OverdrawnError:
     # Undoes the charges before pool `pool` of order `at`; returns what to raise.
     order = orders[at]
     part = Demand(count if p < pool else 0 for p, count in enumerate(order.pages))
     undo([*orders[:at], Order(order.grant, part)])
     lender = "" if order.step is None else f" and borrow from {order.step.describe()}"
-    return InvariantError([f"{order.grant.describe()} cannot commit {order.pages[pool]} pages of {name}{lender}"])
+    return OverdrawnError([f"{order.grant.describe()} cannot commit {order.pages[pool]} pages of {name}{lender}"], at)
 
 
 def undo(charged: Sequence[Order]) -> None:

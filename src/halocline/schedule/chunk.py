@@ -79,6 +79,10 @@ class StepRoom:
         self._floor_is_free = False
         return refusal
 
+    def drop(self, request: Request) -> None:
+        """Take the chunk of `request` out: it failed before its pages were committed."""
+        self.chunks = [chunk for chunk in self.chunks if chunk.request is not request]
+
     def pass_floor_by(self) -> None:
         """Keep the floor from everyone junior to the prefilling request that was just asked."""
         self._floor_is_free = False

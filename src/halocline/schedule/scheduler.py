@@ -17,19 +17,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from halocline.errors import ConfigError, InvariantError
+from halocline.errors import ConfigError, InvariantError, OverdrawnError
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
 from halocline.memory.demand import Demand, floor_demand
-from halocline.memory.grant import Order, Refusal
+from halocline.memory.grant import Refusal
 from halocline.schedule.admission import Gate
 from halocline.schedule.audit import audit
-from halocline.schedule.chunk import FLOOR_OWNER, Chunk, StepRoom
+from halocline.schedule.chunk import FLOOR_OWNER, StepRoom
 from halocline.schedule.events import Abort, Accepted, Arrive, Event, NewToken, Reason, Rejected, Update
 from halocline.schedule.figures import SchedulerFigures
 from halocline.schedule.fill import Filler
 from halocline.schedule.growth import Growth
 from halocline.schedule.holding import Keeper
+from halocline.schedule.orders import orders_of
 from halocline.schedule.packing import pack
 from halocline.schedule.request import Request, State
 from halocline.schedule.results import Results
@@ -173,23 +174,21 @@ class Scheduler:
     ) -> StepPlan | None:
         """Turn everything granted for this step into pages, and write the plan.
 
-        It cannot fail. If it does all the same, that is a defect: those concerned fail, it is reported as a violation,
-        and everyone else goes on.
+        It cannot fail. If it does all the same, that is a defect: it is reported as a violation and fails the request
+        whose order it was (those with orders, where it was nobody's), and everyone else goes on.
         """
-        orders: list[Order] = []
-        takers: list[Request] = []
-        for request, wanted in served:
-            if request.holding is not None:
-                orders.append(Order(request.holding.grant, wanted))
-                takers.append(request)
-        for chunk in room.chunks:
-            asked = room.orders(chunk, self._wanted(chunk))
-            orders += asked
-            takers += [chunk.request] * len(asked)
+        orders, takers = orders_of(served, room, self._keeper)
         try:
             commit = self._arena.commit(orders)
         except InvariantError as defect:
-            self._survive(defect, takers, room)
+            if not takers:
+                raise  # nobody's order, and so nobody to go on without
+            concerned = [takers[defect.order]] if isinstance(defect, OverdrawnError) else takers
+            self._survive(defect, concerned, room)
+            decodes = [request for request in decodes if not request.is_ended]
+            if decodes or room.chunks:
+                return self._commit(decodes, served, room)
+            room.close()
             return None
         self._keeper.fill([request.holding for request in takers if request.holding is not None], commit.handles)
         if commit.moves:
@@ -199,12 +198,12 @@ class Scheduler:
         self._outstanding = _Outstanding(plan, tuple(decodes), room)
         return plan
 
-    def _survive(self, defect: InvariantError, takers: Sequence[Request], room: StepRoom) -> None:
+    def _survive(self, defect: InvariantError, concerned: Sequence[Request], room: StepRoom) -> None:
         self._violations += [Violation("L3", text) for text in defect.violations]
-        for request in takers:
+        for request in concerned:
+            room.drop(request)
             if not request.is_ended:
                 self._roster.fail(request, f"internal error, its memory could not be committed: {defect}")
-        room.close()
 
     def _abandon(self, takers: Sequence[Request], room: StepRoom, defect: Exception) -> None:
         """Leave nothing behind of a plan that broke half way, which is a defect: no step will give its room back.
@@ -220,10 +219,6 @@ class Scheduler:
     def _retract_everyone(self) -> None:
         for request in (*self._roster.prefilling.snapshot(), *self._roster.decoding.snapshot()):
             self._roster.retract(request)
-
-    def _wanted(self, chunk: Chunk) -> Demand:
-        assert chunk.request.holding is not None, f"{chunk.request.id} left after its chunk was planned"
-        return self._keeper.wanted(chunk.request.holding, chunk.start, chunk.end)
 
     # --- results
 

@@ -14,6 +14,7 @@ from halocline.memory.demand import Demand
 from halocline.memory.grant import Commit, Grant, Handles, Order, Refusal
 from halocline.memory.retention import Full, Sliding
 from halocline.schedule.events import Abort, Failed, NewToken, Reason
+from halocline.schedule.holding import Holding
 from halocline.schedule.request import State
 from halocline.schedule.scheduler import Rules, Scheduler
 from halocline.step import Sampled, StepResult
@@ -286,11 +287,50 @@ def test_a_commit_that_cannot_fail_and_does_fails_those_concerned_only() -> None
     made.step()
     made.check = False  # the audit tells of the defect from here on
     made.arrive("b", 6, 30)
-    assert made.step() is False
+    assert [segment.request_id for segment in made.plan_and_apply().segments] == ["a"], "it needs no page in this step"
     assert "could not be committed" in made.failed["b"]
     assert [violation.law for violation in made.scheduler.audit()] == ["L3"]
     made.run()
     assert made.ends["a"] == "length"
+    assert made.is_empty
+
+
+def test_an_order_beyond_its_grant_fails_its_request_and_the_step_goes_on_without_it() -> None:
+    made = World(tiny_layout(FULL_AND_WINDOW, 60), rules())
+    for name in "abc":
+        made.arrive(name, 6, 30)
+    wanted = made.scheduler._keeper.wanted
+
+    def too_much(holding: Holding, start: int, end: int) -> Demand:
+        right = wanted(holding, start, end)
+        return right.plus(Demand((100, 0))) if holding.grant.owner == "b" else right
+
+    made.scheduler._keeper.wanted = too_much  # type: ignore[method-assign]
+    made.check = False  # the audit tells of the defect from here on
+    plan = made.plan()
+    assert plan is not None
+    assert [segment.request_id for segment in plan.segments] == ["a", "c"]
+    made.apply(made.backend.run(plan))
+    assert list(made.failed) == ["b"]
+    assert "cannot commit 102 pages of full" in made.failed["b"]
+    assert [violation.law for violation in made.scheduler.audit()] == ["L3"]
+    made.run().assert_true_tokens()
+    assert [made.ends[name] for name in "ac"] == ["length", "length"]
+    assert made.is_empty
+
+
+class NeverCommits(Arena):
+    """An arena whose defect is not an order's."""
+
+    def commit(self, orders: list[Order]) -> Commit:  # type: ignore[override]
+        raise InvariantError(["no commit ever works"])
+
+
+def test_a_commit_that_fails_without_orders_too_ends_in_a_defect_and_not_in_a_loop() -> None:
+    made = World(tiny_layout(FULL_AND_WINDOW, 60), rules(), make_arena=NeverCommits, check=False)
+    made.arrive("a", 6, 30)
+    assert made.plan() is None
+    assert list(made.failed) == ["a"]
     assert made.is_empty
 
 
