@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -57,6 +58,7 @@ class Routes:
         """Return the endpoint behind the key check, with its errors in OpenAI's shape and its answers counted."""
 
         async def guarded(request: Request) -> Response:
+            request_id = f"req-{uuid.uuid4().hex}"
             try:
                 self._check_key(request)
                 response = await endpoint(request)
@@ -67,12 +69,15 @@ class Routes:
                 response = error_response(told)
                 # Not the message: it may quote what the client sent.
                 logger.info(
-                    "event=refused route=%s status=%d code=%s param=%s",
+                    "event=refused request=%s route=%s status=%d code=%s param=%s",
+                    request_id,
                     endpoint.__name__,
                     told.status,
                     told.code,
                     known_name(told.param),
                 )
+            # An answer that was begun has an id of its own.
+            response.headers.setdefault("x-request-id", request_id)
             self._front.metrics.responded(endpoint.__name__, response.status_code)
             return response
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from typing import Any
 
@@ -232,6 +233,17 @@ def test_one_prompt_of_several_that_cannot_run_ends_all(http: httpx.Client, serv
     error = refused(http.post(COMPLETIONS, json={"prompt": ["fine", "a" * 3000]}), 400)
     assert error["code"] == "context_length_exceeded"
     server.wait_idle()
+
+
+def test_a_refused_request_has_an_id_under_which_the_log_knows_it(
+    http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="halocline.api")
+    ids = [http.post(path, json={"model": "gpt-9"}).headers["x-request-id"] for path in (COMPLETIONS, CHAT)]
+    assert ids[0] != ids[1]
+    for each in ids:
+        assert [f"request={each} " in line for line in caplog.messages].count(True) == 1
+    assert http.get("/v1/models").headers["x-request-id"]
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

@@ -39,8 +39,8 @@ def test_lines_are_events_and_hold_neither_prompts_nor_keys(
     assert f"event=request_start request={done}-0 prompt_tokens={len(PROMPT)} " in everything
     tokens = len(PROMPT) + 1
     assert re.search(rf"event=request_end request={done}-0 reason=stop .*completion_tokens={tokens} ", everything)
-    assert "event=refused route=completions status=401 code=invalid_api_key" in everything
-    assert "event=refused route=chat status=400 code=None param=messages" in everything
+    assert re.search(r"event=refused request=req-\w+ route=completions status=401 code=invalid_api_key ", everything)
+    assert re.search(r"event=refused request=req-\w+ route=chat status=400 code=None param=messages", everything)
 
 
 def test_settings_do_not_stand_on_the_command_line() -> None:
