@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import transformers
 
 from halocline.errors import ModelError
 from halocline.model.dtypes import choose_device, choose_dtype, choose_kv_dtype
+from halocline.model.layers import kv_layers
 from halocline.model.loading import load, load_config, load_tokenizer, resolve
 from testing.models import EOS, VOCAB, reference_tokens, save_tiny, tiny_config, tiny_model, tiny_prompt, tiny_tokenizer
 
@@ -187,6 +189,29 @@ def test_a_tokenizers_own_code_is_not_run(folder: Path) -> None:
     with pytest.raises(ModelError, match="cannot read the tokenizer of 'tiny'"):
         load_tokenizer(resolve(str(folder)))
     assert not list(folder.rglob("ran"))
+
+
+OWN_MODEL = """
+from transformers import LlamaConfig, LlamaForCausalLM
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_a_folders_own_code_is_run_if_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_tiny(tmp_path / "own-llama", "llama")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (folder / "own.py").write_text(OWN_MODEL)
+    names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    edit_config(folder, model_type="own", architectures=["OwnForCausalLM"], auto_map=names)
+    with pytest.raises(ModelError, match="--trust-remote-code"):
+        load_config(resolve(str(folder)))
+    loaded = load(resolve(str(folder), trust_remote_code=True))
+    assert type(loaded.model).__name__ == "OwnForCausalLM"
+    assert [layer.layer for layer in kv_layers(loaded.config, 4)] == list(range(loaded.config.num_hidden_layers))
 
 
 # ---- tokenizers --------------------------------------------------------------------------------------------------
