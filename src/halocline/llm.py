@@ -30,6 +30,7 @@ from halocline.outputs import (
     is_one_prompt,
     merge,
     one_for_each,
+    read_message,
     read_prompt,
 )
 from halocline.params import SamplingParams
@@ -104,7 +105,7 @@ class AsyncLLM:
         """Yield the assistant's answer to a conversation, as `generate` does."""
         params = sampling_params or SamplingParams()
         seeds = self._seeds(params)
-        token_ids = await self._running.encode_chat([dict(message) for message in messages])
+        token_ids = await self._running.encode_chat([read_message(message) for message in messages])
         async for output in self._stream(None, token_ids, params, seeds, request_id):
             yield output
 

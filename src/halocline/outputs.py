@@ -73,6 +73,25 @@ def read_prompt(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
     return None, list(prompt)
 
 
+def read_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with its text parts joined; raises ParameterError when it has no role or no text."""
+    if isinstance(message, Mapping):
+        content = message.get("content")
+        if isinstance(content, Sequence) and not isinstance(content, str):
+            texts = [part.get("text") if _is_text(part) else None for part in content]
+            content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
+        if isinstance(message.get("role"), str) and isinstance(content, str):
+            return {**message, "content": content}
+    raise ParameterError(
+        'a message must be a mapping such as {"role": "user", "content": "..."}; content may be a list of text parts',
+        "messages",
+    )
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text"
+
+
 def one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, prompts: int) -> list[SamplingParams]:
     """Return one SamplingParams for each of `prompts`; raises ParameterError when a list has another length."""
     if params is None or isinstance(params, SamplingParams):

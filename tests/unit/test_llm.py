@@ -122,6 +122,8 @@ def test_chat_uses_the_models_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "one arena"}]
     expected = tiny_tokenizer(chat=True).apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     one = llm.chat(messages, GREEDY, use_tqdm=False)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "arena"}]}]
+    assert llm.chat(parts, GREEDY, use_tqdm=False)[0].prompt_token_ids == one[0].prompt_token_ids
     two = llm.chat([messages, messages], GREEDY, use_tqdm=False)
     assert tiny_tokenizer().decode(one[0].prompt_token_ids) == expected
     assert [output.outputs[0].token_ids for output in two] == [one[0].outputs[0].token_ids] * 2

@@ -8,7 +8,7 @@ import pytest
 
 from halocline.engine.messages import Logprobs, TextDelta
 from halocline.errors import ParameterError
-from halocline.outputs import empty_completion, grow, is_one_prompt, one_for_each, read_prompt
+from halocline.outputs import empty_completion, grow, is_one_prompt, one_for_each, read_message, read_prompt
 from halocline.params import SamplingParams
 
 
@@ -91,3 +91,30 @@ def test_a_taken_token_among_the_best_stands_once() -> None:
     grow(output, TextDelta(text="a", tokens=(), token_ids=(1,), logprobs=(found,)), text_of)
     assert output.logprobs is not None
     assert [list(place) for place in output.logprobs] == [[1]]
+
+
+def test_a_messages_text_parts_are_one_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert read_message({"role": "user", "content": parts}) == {"role": "user", "content": "ab"}
+    assert read_message({"role": "user", "content": "ab", "name": "Ann"}) == {
+        "role": "user",
+        "content": "ab",
+        "name": "Ann",
+    }
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user"},
+        {"content": "hi"},
+        {"role": "user", "content": 3},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+        {"role": "user", "content": [{"type": "text"}]},
+        {"role": "user", "content": ["hi"]},
+        "hi",
+    ],
+)
+def test_what_is_no_message_is_refused(message: Any) -> None:
+    with pytest.raises(ParameterError, match="a message must be"):
+        read_message(message)
