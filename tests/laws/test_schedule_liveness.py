@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from halocline.memory.grant import Refusal
 from halocline.memory.retention import Chunked, Full, Sliding, State
 from halocline.schedule.events import Arrive
 from halocline.schedule.request import Request
@@ -71,7 +70,12 @@ CASES = {
     "guaranteed": Case(TWO, 9, ((3, 6, 0), (4, 6, 0), (2, 7, 0)), admission=GUARANTEED),
     "two-slots": Case(TWO, 9, ((3, 6, 0), (4, 6, 0), (2, 7, -1), (6, 2, 0)), slots=2),
     "four": Case(THREE, 10, ((3, 6, 0), (6, 3, 0), (1, 9, -1), (2, 7, 1))),
+    # In these the return of a retracted request is refused when it has become the most senior.
+    "short-two-kinds": Case(TWO, 9, ((2, 2, 0), (1, 17, 0), (8, 12, 0), (5, 3, 0))),
+    "short-three-kinds": Case(THREE, 10, ((1, 5, 0), (1, 9, 0), (7, 16, 0), (2, 4, 0))),
+    "short-local": Case(LOCAL, 12, ((4, 7, 0), (1, 13, 0), (5, 14, 0), (8, 3, 0))),
 }
+SHORT = [name for name in CASES if name.startswith("short")]
 
 
 def acts(case: Case, made: World) -> Iterator[Callable[[World], None]]:
@@ -173,19 +177,38 @@ def test_the_small_worlds_bite_when_nobody_is_retracted() -> None:
 # --- while the senior is short
 
 
-def test_a_refused_return_makes_the_most_senior_short_until_it_is_granted() -> None:
-    """The flag itself, over a whole run: only the most senior, only retracted, and never for good."""
-    case = CASES["two-kinds"]
-    made = case.start()
+def follow_short(case: Case, made: World) -> int:
+    """Run to the end; return in how many plans the most senior was short. Juniors must get nothing new meanwhile."""
     for index, (length, max_tokens, priority) in enumerate(case.sketches):
         made.tell(Arrive(f"r{index}", (1,) * length, greedy(max_tokens), 0, priority))
-    seen = 0
+    roster, growth, seen = made.scheduler._roster, made.scheduler._growth, 0
     while made.scheduler.has_work:
-        made.step()
-        short = made.scheduler._growth.short()
+        before = growth.short()
+        granted = {r.id: r.holding.grant.demand for r in roster.live.values() if r.holding is not None}
+        plan = made.plan()
+        assert plan is not None, f"stuck: {made.scheduler.reasons()}"
+        short = growth.short()
         if short is not None:
             seen += 1
-            assert short is made.scheduler._roster.most_senior()
-            price = made.scheduler._gate.candidate(short).demand
-            assert isinstance(made.arena.shortfall(price), Refusal) or short.is_running
-    assert made.scheduler._growth.short() is None
+            assert short is roster.most_senior()
+            assert made.arena.shortfall(made.scheduler._gate.candidate(short).demand) is not None
+        if short is not None and short is before:
+            now = {r.id: r.holding.grant.demand for r in roster.live.values() if r.holding is not None}
+            new = [name for name, demand in now.items() if name not in granted or not granted[name].covers(demand)]
+            assert not new, f"{new} got a new grant while {short.id} is short"
+        made.apply(made.backend.run(plan))
+    assert growth.short() is None
+    return seen
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_refused_return_makes_the_most_senior_short_and_juniors_get_nothing_new(name: str) -> None:
+    assert follow_short(CASES[name], CASES[name].start()) > 0, "nobody was short, so nothing was tested"
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_the_short_worlds_bite_when_juniors_get_new_grants(name: str) -> None:
+    made = CASES[name].start()
+    made.scheduler._growth.short_reason = lambda request: None  # type: ignore[method-assign]
+    with pytest.raises(AssertionError, match="got a new grant while"):
+        follow_short(CASES[name], made)

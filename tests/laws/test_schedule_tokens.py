@@ -10,11 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halocline.memory.retention import Chunked, Full, Sliding, State
+from halocline.schedule.events import Reason
+from halocline.schedule.holding import Holding
+from halocline.schedule.request import Request
 from halocline.step import StepPlan, StepResult
 from testing.oracle import FakeBackend
 from testing.schedule import (
     FOUR_POOLS,
     FULL_AND_WINDOW,
+    GUARANTEED,
     THREE_POOLS,
     PoolSpec,
     World,
@@ -148,3 +152,29 @@ def small_worlds(draw: st.DrawFn) -> tuple[World, int]:
 def test_tokens_are_the_same_in_any_world(drawn: tuple[World, int]) -> None:
     world, seed = drawn
     load(world, seed, requests=7, longest=14).run().assert_all_finished()
+
+
+@given(small_worlds())
+def test_whoever_is_guaranteed_is_never_retracted_and_never_asks_again(drawn: tuple[World, int]) -> None:
+    world, seed = drawn
+    guaranteed = World(world.layout, replace(world.rules, admission=GUARANTEED))
+    load(guaranteed, seed, requests=7, longest=14).run().assert_all_finished()
+    totals = guaranteed.scheduler.figures().totals
+    assert (totals.retractions, totals.extensions, totals.recomputed_tokens) == (0, 0, 0)
+
+
+@given(small_worlds())
+def test_whoever_came_back_or_was_granted_its_whole_life_never_asks_for_more(drawn: tuple[World, int]) -> None:
+    """So no request is refused twice, and none that ignores the end of its sequence is refused at all."""
+    world, seed = drawn
+    expected = World(world.layout, replace(world.rules, admission=("expected", 0.1)))
+    growth = expected.scheduler._growth
+    extend = growth._extend
+
+    def watched(request: Request, holding: Holding, reasons: dict[str, Reason]) -> bool:
+        assert not request.retractions, f"{request.id} came back with too little: {list(request.story)}"
+        assert not request.params.ignore_eos, f"{request.id} was granted too little: {list(request.story)}"
+        return extend(request, holding, reasons)
+
+    growth._extend = watched  # type: ignore[method-assign]
+    load(expected, seed, requests=7, longest=14).run().assert_all_finished()
