@@ -43,7 +43,12 @@ def run_server(config: Config) -> int:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
     logging.getLogger("halocline").setLevel(config.log_level.upper())
     with listen(config.host, config.port) as listener:
-        prepared = prepare(config)
+        try:
+            with _sigterm_is_ctrl_c():
+                prepared = prepare(config)
+        except KeyboardInterrupt:
+            # Told to stop before there was anything to serve.
+            return 0
         say(f"{prepared.model_name}: {prepared.source.folder}")
         if prepared.memory is not None:
             say(*prepared.memory.facts.lines())
@@ -70,6 +75,16 @@ async def _serve(prepared: Prepared, listener: socket.socket) -> int:
     finally:
         violations = await front.client.close()
     return 1 if violations or was_dead else code
+
+
+@contextmanager
+def _sigterm_is_ctrl_c() -> Iterator[None]:
+    """While this lasts, SIGTERM raises KeyboardInterrupt: what is being fetched or converted cleans up after itself."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

