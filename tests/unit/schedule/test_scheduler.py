@@ -429,6 +429,16 @@ def test_a_smaller_priority_is_served_first() -> None:
     assert order == ["urgent", "normal", "late"]
 
 
+def test_a_new_request_does_not_overtake_a_prefill_that_has_begun_however_senior_it_is() -> None:
+    made = world(slabs=60, step_tokens=12)
+    made.arrive("begun", 28, 2)
+    made.step()
+    made.arrive("urgent", 4, 2, -1)
+    assert [segment.request_id for segment in made.plan_and_apply().segments] == ["begun"]
+    assert [segment.request_id for segment in made.plan_and_apply().segments] == ["begun", "urgent"]
+    made.run().assert_all_finished()
+
+
 # --- reasons
 
 
@@ -660,6 +670,43 @@ def test_the_returning_most_senior_is_asked_before_juniors_take_room_for_their_c
     plan = made.plan_and_apply()
     assert [segment.request_id for segment in plan.segments] == ["second", "junior"]
     made.run().assert_all_finished()
+
+
+def test_one_that_was_never_admitted_is_not_short_and_juniors_may_grow() -> None:
+    made = world(slabs=11).expect_outputs(32, 2)
+    made.arrive("junior", 8, greedy(30))
+    made.step()
+    made.arrive("urgent", 20, greedy(20, ignore_eos=True), -1)
+    junior = made.scheduler._roster.live["junior"]
+    made.run_until(lambda: "junior" in made.ends)
+    assert made.scheduler.figures().totals.extensions > 0
+    assert junior.retractions == 0
+    assert made.scheduler.reasons()["urgent"].code == "memory", "it was meant to wait all the while"
+    made.run().assert_all_finished()
+
+
+def test_the_floor_stays_free_when_the_most_senior_prefill_has_no_tokens_for_it() -> None:
+    """The senior needs a whole granule, 3 tokens are left; the junior's last 3 would fit only on the floor's pages."""
+    pools: tuple[PoolSpec, ...] = ((Full(), 4, 1), (Sliding(4), 1, 1))
+    made = World(tiny_layout(pools, 60), rules(step_tokens=4, max_running_requests=3))
+    made.arrive("junior", 7, 1)
+    made.step()
+    made.arrive("senior", 24, 1, -1)
+    live = made.scheduler._roster.live
+    live["senior"].retractions = 1  # so that it returns before the junior's prompt is through
+    made.step()
+    assert (live["senior"].computed, live["junior"].computed) == (4, 4)
+    hog = made.arena.reserve("foreign", Demand((0, made.arena.most(1, Demand((0, 0))))))
+    assert isinstance(hog, Grant)
+    made.scheduler._rules = replace(made.rules, step_tokens=3, max_running_requests=3)
+    assert made.plan() is None, "the junior computed on the senior's floor"
+    assert {name: reason.code for name, reason in made.scheduler.reasons().items()} == {
+        "senior": "step-room",
+        "junior": "step-room",
+    }
+    made.scheduler._rules = made.rules
+    made.run()
+    assert made.ends == {"senior": "length", "junior": "length"}
 
 
 def test_guaranteed_admission_never_retracts() -> None:
