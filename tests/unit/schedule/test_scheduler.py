@@ -12,7 +12,7 @@ from halocline.errors import ConfigError, InvariantError
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
 from halocline.memory.grant import Commit, Grant, Handles, Order, Refusal
-from halocline.memory.retention import Full, Sliding
+from halocline.memory.retention import Chunked, Full, Sliding
 from halocline.schedule.events import Abort, Failed, NewToken, Reason
 from halocline.schedule.holding import Holding
 from halocline.schedule.request import State
@@ -436,6 +436,21 @@ def test_a_new_request_does_not_overtake_a_prefill_that_has_begun_however_senior
     made.arrive("urgent", 4, 2, -1)
     assert [segment.request_id for segment in made.plan_and_apply().segments] == ["begun"]
     assert [segment.request_id for segment in made.plan_and_apply().segments] == ["begun", "urgent"]
+    made.run().assert_all_finished()
+
+
+def test_a_grant_falls_between_two_chunks_as_soon_as_the_life_that_is_left_allows_it() -> None:
+    """18 tokens, local attention restarting every 8 in pages of 4: the last local chunk has one page and not two."""
+    pools: tuple[PoolSpec, ...] = ((Full(), 4, 1), (Chunked(8), 4, 1))
+    made = World(tiny_layout(pools, 30), rules(step_tokens=16))
+    made.arrive("a", 18, 1)
+    plan = made.plan()
+    holding = made.scheduler._roster.live["a"].holding
+    assert plan is not None
+    assert holding is not None
+    assert (plan.segments[0].tokens, tuple(holding.grant.demand)) == (16, (5, 2))
+    made.apply(made.backend.run(plan))
+    assert tuple(holding.grant.demand) == (5, 1)
     made.run().assert_all_finished()
 
 
