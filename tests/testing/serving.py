@@ -250,7 +250,7 @@ class _Run:
                 self._count(plan)
                 result: StepResult = self.backend.run(plan)
                 self._note(self.scheduler.apply(result))
-                assert self.scheduler.audit() == []
+                assert self.scheduler.audit() == [], self.scheduler.audit()
 
     def _count(self, plan: StepPlan) -> None:
         self.most_segments = max(self.most_segments, len(plan.segments))

@@ -73,6 +73,7 @@ class EngineCore:
         self._live: dict[str, None] = {}
         self._defects_in_row = 0
         self._rested = True
+        self._last_found: tuple[str, ...] = ()
         self.steps = 0
         """Plans carried out, failed ones included."""
         self.watch = ProgressWatch(clock())
@@ -192,10 +193,13 @@ class EngineCore:
         except Exception as error:
             self._defect("audit", error)
             found = (f"the audit itself failed: {_words(error)}",)
-        for violation in found:
+        # A violation that stands is found by every recount; it is one fault, told and counted once.
+        fresh = [violation for violation in found if violation not in self._last_found]
+        self._last_found = found
+        for violation in fresh:
             logger.error("event=violation violation=%r", violation)
-        self.violations.extend(found)
-        self.counters["violations"] += len(found)
+        self.violations.extend(fresh)
+        self.counters["violations"] += len(fresh)
         return found
 
     def close(self) -> None:

@@ -51,6 +51,8 @@ class Arena:
         self.pools = [Pool(number, pool, self.stock) for number, pool in enumerate(layout.pools)]
         self.owners = Owners(self.pools, [pool.name for pool in layout.pools])
         self.pins = PinBoard(len(self.pools))
+        self.moves_planned = 0
+        """Moves ever planned: whoever remembers page numbers looks them up again when this has grown."""
 
     # ---- questions: they never act
 
@@ -252,6 +254,7 @@ class Arena:
             undo(orders)
             raise InvariantError([f"L3: granted pages {tuple(totals)} cannot be committed: {plan.message}"])
         room = make_room(self.pools, self.budget, self.pins, totals, plan)
+        self.moves_planned += len(room.moves)
         return tuple(room.moves), tuple(np.concatenate(died) if died else NO_HANDLES for died in room.evicted)
 
     # ---- how pages leave

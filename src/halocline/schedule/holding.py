@@ -57,6 +57,7 @@ class Keeper:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
+        self._moves_seen = arena.moves_planned
         self._layout = arena.layout
         pools = list(enumerate(arena.layout.pools))
         self._pools = len(pools)
@@ -120,8 +121,14 @@ class Keeper:
         for holding in takers:
             holding.page_until = self._page_until(holding)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether no page has moved, for whomever, since all places were last looked up."""
+        return self._moves_seen == self._arena.moves_planned
+
     def look_up(self, holdings: Iterable[Holding]) -> None:
         """Find all places again: pages have moved."""
+        self._moves_seen = self._arena.moves_planned
         for holding in holdings:
             holding.places = [self._arena.physical(pool, handles) for pool, handles in enumerate(holding.handles)]
 

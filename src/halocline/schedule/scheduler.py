@@ -191,7 +191,7 @@ class Scheduler:
             room.close()
             return None
         self._keeper.fill([request.holding for request in takers if request.holding is not None], commit.handles)
-        if commit.moves:
+        if not self._keeper.is_current:  # this commit moved pages, or one of another owner did
             self._keeper.look_up(self._roster.holdings())
         plan = pack(len(self._arena.layout.pools), self._planned_steps, commit.moves, decodes, room.chunks)
         self._planned_steps += 1
@@ -287,4 +287,6 @@ class Scheduler:
         """Recount requests, lines, pages and the arena from scratch; an empty list is a clean bill."""
         step = self._outstanding
         busy = None if step is None else frozenset(request.id for request in step.requests)
-        return [*self._violations, *audit(self._arena, self._roster, self._rules, self._floor, busy)]
+        known = self._keeper.is_current
+        found = audit(self._arena, self._roster, self._rules, self._floor, busy, places_known=known)
+        return [*self._violations, *found]

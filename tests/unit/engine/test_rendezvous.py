@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from halocline.engine.rendezvous import Folder, read_line, sweep
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder of its own, with a path short enough for sockets: pytest's may be too long for them."""
+    with tempfile.TemporaryDirectory(prefix="hl-", dir="/tmp") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        yield Path(short)
 
 
 def test_the_folder_is_private_and_goes_with_close(root: Path) -> None:

@@ -202,3 +202,16 @@ def test_a_healthy_world_has_no_violation_in_the_middle_of_a_step() -> None:
     made = healthy()
     made.plan()
     assert made.scheduler.audit() == []
+
+
+def test_places_are_looked_up_again_when_pages_moved_for_another_owner() -> None:
+    """A foreign commit (a cache, a transfer) may move pages between steps; its moves are in no plan of ours."""
+    made = healthy()
+    _, holding = parts(made, "a")
+    truth = holding.places[0].tolist()
+    holding.places[0] = holding.places[0] + 1
+    made.arena.moves_planned += 1
+    assert made.scheduler.audit() == [], "what will be looked up again is not remembered wrongly"
+    made.plan()
+    assert holding.places[0].tolist()[: len(truth)] == truth
+    assert made.scheduler.audit() == []
