@@ -186,6 +186,25 @@ class Arena:
             self._count(pool, held=len(new), locked=len(locked), transfer=len(new) - len(locked))
         return self._raise(owner, extra) if isinstance(owner, Grant) else self._grant(owner, demand)
 
+    def adopt(self, grant: Grant, handles: Sequence[Handles]) -> None:
+        """Turn held pages (per pool) of `grant` into locked pages of the cache; its demand falls by as many.
+
+        Nothing else changes: what is held stays held, what is promised stays promised. So this can always be done.
+        """
+        index = [
+            self._own(grant, pool, of_pool, "gives the tree") for pool, of_pool in zip(self.pools, handles, strict=True)
+        ]
+        if any(len(given) > asked for given, asked in zip(index, grant.asked, strict=True)):
+            raise InvariantError(
+                [f"{grant.describe()} gives {tuple(map(len, index))} pages away, some of them borrowed"]
+            )
+        for pool, given in zip(self.pools, index, strict=True):
+            if len(given):
+                pool.state[given] = LOCKED
+                grant.give_away(pool.number, len(given))
+                self.budget.locked[pool.number] += len(given)
+                self.owners.trim(grant, pool)
+
     def unlock(self, handles: Sequence[Handles], heir: Grant | None = None) -> None:
         """Make locked pages (per pool) evictable again, last in order; the room that comes free goes to `heir`, if any.
 
@@ -254,16 +273,19 @@ class Arena:
     # ---- how pages leave
 
     def _part(self, grant: Grant, pool: int, handles: Handles, state: int) -> None:
-        self._check_open(grant)
         of_pool = self.pools[pool]
-        index = self.owners.valid(of_pool, handles)
-        self.owners.check_distinct(of_pool, index, "let go")
-        mine = (of_pool.owner[index] == grant.id) & (of_pool.state[index] == HELD)
+        self._let_go(grant, of_pool, self._own(grant, of_pool, handles, "lets go of"), state)
+        self.owners.trim(grant, of_pool)
+
+    def _own(self, grant: Grant, pool: Pool, handles: Handles, verb: str) -> Pages:
+        self._check_open(grant)
+        index = self.owners.valid(pool, handles)
+        self.owners.check_distinct(pool, index, "part with")
+        mine = (pool.owner[index] == grant.id) & (pool.state[index] == HELD)
         if not mine.all():
             at = int(index[int(np.argmin(mine))])
-            raise InvariantError([f"{grant.owner!r} lets go of {self.owners.describe(of_pool, at)}"])
-        self._let_go(grant, of_pool, index, state)
-        self.owners.trim(grant, of_pool)
+            raise InvariantError([f"{grant.owner!r} {verb} {self.owners.describe(pool, at)}"])
+        return index
 
     def _let_go(self, grant: Grant, pool: Pool, index: Pages, state: int) -> None:
         # The one way in which pages leave a grant: freed or cached, claimed ones to their transfer.
