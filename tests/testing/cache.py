@@ -242,6 +242,7 @@ class CacheWorld:
     def check(self) -> None:
         """Raise unless both audits are clean and everything promised can be committed."""
         assert self.arena.audit() == []
-        assert self.tree.audit() == []
+        found = self.tree.audit()
+        assert found == [], found
         for runner in self.running:
             runner.check_reads()

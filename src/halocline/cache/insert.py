@@ -93,6 +93,7 @@ class Inserter:
         if start == end:
             return _Insertion(lock.node, start, None, [])
         node, branch = self._grow(lock, each.key, end)
+        self._locks.lead_to(lock, node)  # at once, so that nobody else of this step lengthens that node
         return _Insertion(node, start, branch, [self._merge(pool, (start, end), each) for pool in self._pools])
 
     def _settle(self, each: Advance, plan: _Insertion) -> Inserted:
@@ -100,7 +101,6 @@ class Inserter:
         for merge in plan.merges:
             self._settle_kept(each.lock, plan.path(), merge)
             swapped[merge.pool] = self._record(each.lock, plan.path(), merge)
-        self._locks.lead_to(each.lock, plan.node)
         self._insert_states(each.lock, each.own)
         return Inserted(tuple(swapped), plan.branch)
 
