@@ -51,8 +51,8 @@ class Advance:
     computed_tokens: int
     """The next position to compute: windows have passed what it does not read."""
     own: Sequence[Own]
-    """Per pool: all own pages of the range that a position from `computed_tokens` on reads, and earlier ones if they
-    are still held; of a state pool the checkpoint at `end_tokens`, or nothing. They are the tree's afterwards, or gone."""
+    """Per pool: all own pages of the range that a position from `computed_tokens` on reads, and earlier ones if they are
+    still held; of a state pool the checkpoint at `end_tokens`, or nothing. They are the tree's afterwards, or gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,11 @@ from halocline.errors import InvariantError
 from halocline.memory.audit import Books, Violation, audit
 from halocline.memory.budget import Budget
 from halocline.memory.demand import Demand
+from halocline.memory.evictable import NO_UNIT, Place, Ranking, Unit
 from halocline.memory.figures import ArenaFigures, figures
 from halocline.memory.grant import NO_HANDLES, Commit, Grant, Handles, Move, Order, Pin, Refusal
 from halocline.memory.layout import ArenaLayout
-from halocline.memory.moves import make_room, reclaim_for
+from halocline.memory.moves import make_room, reclaim_for, withdraw
 from halocline.memory.orders import charge, hand_out, places_at_hand, undo
 from halocline.memory.owners import Owners
 from halocline.memory.pins import PinBoard
@@ -50,6 +51,7 @@ class Arena:
         self.pools = [Pool(number, pool, self.stock) for number, pool in enumerate(layout.pools)]
         self.owners = Owners(self.pools, [pool.name for pool in layout.pools])
         self.pins = PinBoard(len(self.pools))
+        self.ranking = Ranking([len(pool.state) for pool in self.pools])
 
     # ---- questions: they never act
 
@@ -86,7 +88,7 @@ class Arena:
 
     def audit(self) -> list[Violation]:
         """Recount everything from scratch; an empty list means that all laws hold."""
-        return audit(Books(self.layout, self.budget, self.stock, self.pools, self.owners, self.pins))
+        return audit(Books(self.layout, self.budget, self.stock, self.pools, self.owners, self.pins, self.ranking))
 
     @property
     def awaits_commit(self) -> bool:
@@ -180,7 +182,7 @@ class Arena:
         if not self.budget.fits(with_locked):
             return self._refusal(with_locked)
         for pool, locked, new in zip(self.pools, index, fresh, strict=True):
-            pool.queue.remove(new)
+            withdraw(pool, self.ranking, new)
             self.budget.cached[pool.number] -= len(new)
             pool.state[locked] = LOCKED
             self._count(pool, held=len(new), locked=len(locked), transfer=len(new) - len(locked))
@@ -227,13 +229,36 @@ class Arena:
         """Put cached pages last in the order of eviction."""
         index = self.owners.valid(self.pools[pool], handles)
         self.owners.check(self.pools[pool], index, (CACHED,), "requeue")
+        ranked = self.ranking.member[pool][index] != NO_UNIT
+        self.ranking.take_out(pool, index[ranked])
         self.pools[pool].queue.push(index)
+
+    def rank(self, handles: Sequence[Handles], worth: float, place: Place) -> Unit:
+        """Make a unit of cached pages (per pool, first to go first): see `halocline.memory.evictable`.
+
+        Raises InvariantError if one of them is not cached or belongs to another unit.
+        """
+        index = self._checked(handles, (CACHED,), "rank")
+        for pool, of_pool in zip(self.pools, index, strict=True):
+            pool.queue.remove(of_pool)
+        unit = Unit(tuple(index), worth, place.depth, place.bundle)
+        self.ranking.add(unit, place.over)
+        return unit
+
+    def value(self, unit: Unit, worth: float) -> None:
+        """Change what a byte of `unit` is worth."""
+        self.ranking.value(unit, worth)
+
+    def unrank(self, unit: Unit) -> None:
+        """Make the pages of `unit` loose, last in their queues."""
+        for pool, index in zip(self.pools, self.ranking.dissolve(unit), strict=True):
+            pool.queue.push(index)
 
     def evict(self, pool: int, handles: Handles) -> None:
         """Let cached pages die now."""
         index = self.owners.valid(self.pools[pool], handles)
         self.owners.check(self.pools[pool], index, (CACHED,), "evict")
-        self.pools[pool].queue.remove(index)
+        withdraw(self.pools[pool], self.ranking, index)
         self.pools[pool].retire(index)
         self.budget.cached[pool] -= len(index)
 
@@ -263,11 +288,11 @@ class Arena:
 
     def _make_room(self, orders: Sequence[Order], totals: list[int]) -> tuple[tuple[Move, ...], tuple[Handles, ...]]:
         self.pins.enforce_fitting(self.pools, self.budget)
-        plan = reclaim_for(self.pools, self.budget, totals)
+        plan = reclaim_for(self.pools, self.budget, self.ranking, totals)
         if isinstance(plan, Refusal):
             undo(orders)
             raise InvariantError([f"L3: granted pages {tuple(totals)} cannot be committed: {plan.message}"])
-        room = make_room(self.pools, self.budget, self.pins, totals, plan)
+        room = make_room(self.pools, self.budget, self.ranking, self.pins, totals, plan)
         return tuple(room.moves), tuple(np.concatenate(died) if died else NO_HANDLES for died in room.evicted)
 
     # ---- how pages leave
