@@ -154,7 +154,8 @@ class CacheWorld:
                 own[pool] = Own(0, NO_HANDLES if saved is None else saved[pool])
             self.tree.drop_states(runner.lock)
             key = token_key(runner.tokens, runner.lock.namespace)
-            advances.append(Advance(runner.lock, key, end, runner.computed, own))
+            protect = runner.computed in (runner.prompt, runner.end - 1)
+            advances.append(Advance(runner.lock, key, end, runner.computed, own, protect))
         self.tree.advance(advances)
         for runner, each in zip(runners, advances, strict=True):
             saved_pages = Demand(len(own.handles) if pool in self.tree.shape.states else 0 for pool, own in enumerate(each.own))

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from halocline.cache.forest import Forest
-from halocline.cache.node import TOMBSTONE, Node
+from halocline.cache.marks import Marks
+from halocline.cache.node import TOMBSTONE, Mark, Node
 from halocline.memory.arena import Arena
 from halocline.memory.grant import NO_HANDLES, Handles
 from halocline.memory.pool import INDEX_MASK
@@ -24,10 +25,11 @@ from halocline.memory.pool import INDEX_MASK
 class Decay:
     """Takes dead pages out of a forest."""
 
-    def __init__(self, arena: Arena, forest: Forest, full: Sequence[int]) -> None:
+    def __init__(self, arena: Arena, forest: Forest, full: Sequence[int], marks: Marks) -> None:
         self._arena = arena
         self._forest = forest
         self._full = full
+        self._marks = marks
 
     def forget(self, died: Sequence[Handles]) -> list[Handles]:
         """Make tombstones of `died` (per pool); return what the cascade evicted beyond them, per pool.
@@ -36,10 +38,12 @@ class Decay:
         """
         touched: dict[int, Node] = {}
         cuts: dict[int, int] = {}
+        marks: list[Mark] = []
         for pool, handles in enumerate(died):
             if len(handles) == 0:
                 continue
             index = handles & INDEX_MASK
+            marks += self._marks.marks_of(pool, index)
             for node in self._forest.owners(pool, index):
                 touched[node.id] = node
                 gone = np.flatnonzero(np.isin(node.pages[pool], handles))
@@ -51,7 +55,8 @@ class Decay:
         extra: list[list[Handles]] = [[NO_HANDLES] for _ in died]
         for node_id, granule in cuts.items():
             if node_id in self._forest.nodes:
-                self._cut(self._forest.nodes[node_id], granule, extra)
+                marks += self._cut(self._forest.nodes[node_id], granule, extra)
+        self._marks.died(marks)
         for node in touched.values():
             self.prune(node)
         return [np.concatenate(parts) for parts in extra]
@@ -64,14 +69,17 @@ class Decay:
             self._forest.remove(node)
             node = node.parent
 
-    def _cut(self, node: Node, granules: int, extra: list[list[Handles]]) -> None:
-        for child in list(node.children.values()):
-            self._cut(child, 0, extra)
+    def _cut(self, node: Node, granules: int, extra: list[list[Handles]]) -> list[Mark]:
+        # Returns the marks whose tails have lost pages.
+        marks = [mark for child in list(node.children.values()) for mark in self._cut(child, 0, extra)]
+        if node.mark is not None:
+            marks.append(node.mark)
         for pool, handles in enumerate(node.pages):
             per_granule = self._forest.shape.pages_per_granule[pool]
             below = handles[granules * per_granule :]
             rest = below[below != TOMBSTONE]
             if len(rest):
+                marks += self._marks.marks_of(pool, rest & INDEX_MASK)
                 self._arena.evict(pool, rest)
                 self._forest.disown(pool, rest & INDEX_MASK)
                 extra[pool].append(rest)
@@ -81,3 +89,4 @@ class Decay:
         else:
             assert not node.locks, "a request's locked path ends at a page that died"
             self._forest.remove(node)
+        return marks

@@ -26,13 +26,15 @@ NO_LOCK = 0
 class PageBooks:
     """What the tree knows of the pages of one pool, by page index."""
 
-    __slots__ = ("charge", "lockers", "node")
+    __slots__ = ("charge", "lockers", "mark", "node")
 
     def __init__(self, pages: int) -> None:
         self.node = np.zeros(pages, np.int64)
         """Id of the node that owns the page, or NO_NODE."""
         self.lockers = np.zeros(pages, np.int32)
         """Requests that lock it."""
+        self.mark = np.zeros(pages, np.int64)
+        """Id of the mark that keeps the page in its tail, or 0."""
         self.charge = np.zeros(pages, np.int64)
         """In a window pool: id of the lock whose demand is reduced by this page, or NO_LOCK."""
 
@@ -117,6 +119,7 @@ class Forest:
     def disown(self, pool: int, index: NDArray[np.int64]) -> None:
         """Note that the pages of `index` are in no node any more (L8: with the tombstone goes the mapping)."""
         self.books[pool].node[index] = NO_NODE
+        self.books[pool].mark[index] = 0
 
     def owners(self, pool: int, index: NDArray[np.int64]) -> list[Node]:
         """Return the nodes that own the pages of `index`, once each."""

@@ -51,8 +51,10 @@ class Advance:
     computed_tokens: int
     """The next position to compute: windows have passed what it does not read."""
     own: Sequence[Own]
-    """Per pool: all own pages of the range that a position from `computed_tokens` on reads, and earlier ones if they are
+    """Per pool: all own pages of the range that a position from `computed_tokens` on reads, and earlier ones that are
     still held; of a state pool the checkpoint at `end_tokens`, or nothing. They are the tree's afterwards, or gone."""
+    protect: bool = False
+    """Whether `end_tokens` is the last boundary of a prompt or of an output: somebody may come back to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class Inserter:
     def _is_open_ended(self, node: Node) -> bool:
         # Whether only the one request that is growing `node` knows its end: it may then just become longer.
         has_state = any(node.pages[pool][0] != TOMBSTONE for pool in self._forest.shape.states if not node.is_root)
-        return not (node.is_root or node.children or node.locks > 1 or has_state)
+        return not (node.is_root or node.children or node.locks > 1 or node.mark or has_state)
 
     def _merge(self, pool: int, run: tuple[int, int], each: Advance) -> _Merge:
         per_granule, own = self._forest.shape.pages_per_granule[pool], each.own[pool]

@@ -52,7 +52,7 @@ Pages = NDArray[np.int64]
 class Lock:
     """What one running request has locked in the tree. Everybody may read it; only `LockBook` writes it."""
 
-    __slots__ = ("first_page", "grant", "id", "is_open", "namespace", "node", "owed", "pages", "revealed")
+    __slots__ = ("first_page", "grant", "id", "is_open", "namespace", "node", "owed", "pages", "resumed")
 
     def __init__(self, lock_id: int, grant: Grant, node: Node, pools: int) -> None:
         self.id = lock_id
@@ -67,8 +67,8 @@ class Lock:
         pool are the path's."""
         self.owed = [0] * pools
         """Charges taken over without room to pay with: the demand falls by them as soon as there is room."""
-        self.revealed = 0
-        """Granules up to which the request agreed with the tree when it came: perhaps a branch point."""
+        self.resumed = 0
+        """Granules that the request did not have to compute."""
         self.is_open = True
 
 
@@ -100,6 +100,7 @@ class LockBook:
         pools = list(enumerate(arena.layout.pools))
         self.full = [number for number, pool in pools if isinstance(pool.retention, Full)]
         self.windows = [number for number, pool in pools if number not in self.full and pool.is_positional]
+        self._unlocked: list[list[Handles]] = [[] for _ in pools]
         self.waiting: list[dict[int, list[Lock]]] = [{} for _ in pools]
         """Per window pool, by page index: lockers that are not charged, first come first charged."""
 
@@ -197,6 +198,12 @@ class LockBook:
         if parts:
             self._part(parts)
 
+    def unlocked(self) -> list[Handles]:
+        """Return the pages, per pool, that were unlocked since the last call and are loose in the arena."""
+        pages = [np.concatenate(parts) if parts else NO_HANDLES for parts in self._unlocked]
+        self._unlocked = [[] for _ in self._unlocked]
+        return pages
+
     def lead_to(self, lock: Lock, node: Node) -> None:
         """Let the locked path of `lock` end at `node`, whose pages it locks already."""
         lock.node.locks -= 1
@@ -223,7 +230,11 @@ class LockBook:
             if part.pool in self.windows:
                 self._pass_charges(part, index, rooms)
             loose[part.pool].append(part.handles[self._forest.books[part.pool].lockers[index] == 0])
-        self._arena.unlock([unique(of_pool) for of_pool in loose])
+        unlocked = [unique(of_pool) for of_pool in loose]
+        self._arena.unlock(unlocked)
+        for pool, handles in enumerate(unlocked):
+            if len(handles):
+                self._unlocked[pool].append(handles)
         self._change_rooms({self.open[lock_id]: change for lock_id, change in rooms.items() if lock_id in self.open})
 
     def _pass_charges(self, part: Parting, index: Pages, rooms: dict[int, list[int]]) -> None:

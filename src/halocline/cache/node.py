@@ -16,10 +16,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from halocline.cache.ghosts import Digests
+from halocline.memory.evictable import Unit
 from halocline.memory.grant import Handles
 from halocline.memory.layout import ArenaLayout
 
 TOMBSTONE = -1
+PROVEN = 1e9
+"""Added to the worth of proven marks: above what any clock reaches."""
 
 
 class Shape:
@@ -45,10 +49,35 @@ class Shape:
         return granules * self.pages_per_granule[pool] or int(pool in self.states)
 
 
+class Mark:
+    """A boundary that somebody may come back to. Written by `halocline.cache.marks` only."""
+
+    __slots__ = ("bytes", "id", "key", "node", "prefix", "proven", "returned", "tail")
+
+    def __init__(self, mark_id: int, node: Node, prefix: Digests) -> None:
+        self.id = mark_id
+        self.node = node
+        """It stands at this node's end."""
+        self.prefix = prefix
+        self.proven = False
+        """Whether somebody has come back, here or earlier on the path."""
+        self.returned = False
+        """Whether it was evicted before and has not been used since."""
+        self.bytes = 0
+        """What is kept for it alone."""
+        self.key = 0.0
+        self.tail: Unit | None = None
+
+    @property
+    def worth(self) -> float:
+        """What a byte of it is worth, on the scale of all units."""
+        return self.key + (PROVEN if self.proven else 0.0)
+
+
 class Node:
     """A node. Written by the tree only."""
 
-    __slots__ = ("children", "granules", "id", "key", "locks", "pages", "parent", "start")
+    __slots__ = ("body", "children", "granules", "id", "key", "locks", "mark", "pages", "parent", "start", "worth")
 
     def __init__(self, node_id: int, parent: Node | None, key: bytes, start: int, pages: list[Handles]) -> None:
         self.id = node_id
@@ -63,6 +92,11 @@ class Node:
         """By the first granule of their keys."""
         self.locks = 0
         """Requests whose locked path ends here."""
+        self.mark: Mark | None = None
+        self.worth = 0.0
+        """That of the best mark at its end or below."""
+        self.body: Unit | None = None
+        """Its full pages, while nobody locks them."""
 
     @property
     def end(self) -> int:

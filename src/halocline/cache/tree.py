@@ -16,9 +16,11 @@ from collections.abc import Iterator, Sequence
 from halocline.cache.audit import audit
 from halocline.cache.decay import Decay
 from halocline.cache.forest import Forest
+from halocline.cache.ghosts import digests
 from halocline.cache.insert import Advance, Inserted, Inserter
 from halocline.cache.keys import TOKEN_BYTES, Key
 from halocline.cache.locks import Lock, LockBook
+from halocline.cache.marks import BRANCH_SLACK_TOKENS, Marks
 from halocline.cache.match import Match, Resume, match
 from halocline.cache.node import Shape
 from halocline.errors import InvariantError
@@ -31,7 +33,13 @@ from halocline.memory.grant import Handles, Refusal
 class Tree:
     """The radix trees of one arena."""
 
-    def __init__(self, arena: Arena, granule_tokens: int | None = None, granule_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        granule_tokens: int | None = None,
+        granule_bytes: int | None = None,
+        slack_tokens: int = BRANCH_SLACK_TOKENS,
+    ) -> None:
         """Cache in `arena`; keys have one int32 per token unless `granule_bytes` says how many bytes a granule has."""
         tokens = arena.layout.granule_tokens if granule_tokens is None else granule_tokens
         self.arena = arena
@@ -40,7 +48,8 @@ class Tree:
         self._resume = Resume(arena.layout, self.shape)
         self.locks = LockBook(arena, self.forest, self._resume)
         self._inserter = Inserter(arena, self.forest, self.locks, self._resume)
-        self._decay = Decay(arena, self.forest, self.locks.full)
+        self.marks = Marks(arena, self.forest, self.locks, self._resume, slack_tokens)
+        self._decay = Decay(arena, self.forest, self.locks.full, self.marks)
 
     # ---- questions
 
@@ -75,23 +84,41 @@ class Tree:
             self.forest.drop_root(found.key.namespace)
         else:
             lock.namespace = found.key.namespace
-            lock.revealed = found.full_tokens // self.shape.granule_tokens
+            lock.resumed = granules
+            if granules:
+                self.marks.use(lock.node, digests(found.key, granules, self.shape.granule_bytes))
         return lock
 
     def advance(self, step: Sequence[Advance]) -> list[Inserted]:
         """Take the requests of a step forward: insert their whole granules, end what their windows have passed."""
-        return self._inserter.advance(step)
+        done = self._inserter.advance(step)
+        for each, inserted in zip(step, done, strict=True):
+            self._protect(each, inserted)
+        self.marks.unlocked(self.locks.unlocked())
+        return done
 
     def drop_states(self, lock: Lock) -> None:
         """End the lock of the checkpoint that a request resumed from: it has been copied."""
         self.locks.drop_states(lock)
+        self.marks.unlocked(self.locks.unlocked())
 
     def close(self, lock: Lock) -> None:
         """End `lock`: what only it locked is evictable. The grant and the request's own pages are the caller's."""
         node = lock.node
         self.locks.close(lock)
+        self.marks.unlocked(self.locks.unlocked())
         self._decay.prune(node)
         self.forest.drop_root(lock.namespace)
+
+    def _protect(self, each: Advance, inserted: Inserted) -> None:
+        # The end of a prompt or an output; and the branch where this request left what another one had brought.
+        lock, unit = each.lock, self.shape.granule_bytes
+        branch = inserted.branch
+        if branch is not None and branch.end > lock.resumed:
+            self.marks.mark(branch, digests(each.key, branch.end, unit), proven=False, resumed=lock.resumed)
+        if each.protect:
+            prefix = digests(each.key, lock.node.end, unit)
+            self.marks.mark(lock.node, prefix, proven=lock.resumed > 0, resumed=lock.resumed)
 
     # ---- eviction
 
