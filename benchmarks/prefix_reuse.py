@@ -215,7 +215,7 @@ def tails_only(blocks: Blocks, ids: Sequence[int], reach: int, full: int, slidin
 def sessions_in_turn(ratio: float, common: bool, rounds: int = 6, sessions: int = 40) -> float:
     """Return the share of the prefixes that hits after the first round, at working set / arena = `ratio`."""
     blocks = 20
-    block_bytes = [size * BLOCK_TOKENS // PAGE_TOKENS * 16 * 256 * 2 * PAGE_TOKENS for size in (10, 50)]
+    block_bytes = [layers * BLOCK_TOKENS * 16 * 256 * 2 for layers in (10, 50)]
     session = blocks * block_bytes[0] + 3 * block_bytes[1]
     replay = Replay(hybrid(10, 50, int(sessions * session / ratio)))
     hits = asked = 0
@@ -305,7 +305,9 @@ def main() -> None:
         "ideal": round(best, 4),
         "hit_rate": {label: round(rate, 4) for label, rate in zip(labels, ours, strict=True)},
         "moved_ratio": moved / written,
-        "d1_per_session": {f"{ratio:g}": round(rate, 3) for ratio, rate in zip(ratios, turns["a prefix per session"], strict=True)},
+        "d1_per_session": {
+            f"{ratio:g}": round(rate, 3) for ratio, rate in zip(ratios, turns["a prefix per session"], strict=True)
+        },
     }
     print(json.dumps(result))
 

@@ -24,9 +24,7 @@ from halocline.memory.retention import Retention, State, describe
 TokenRun = Sequence[int]
 
 
-def arena_of(
-    *pools: tuple[Retention, int, int], slabs: int, caps: tuple[int | None, ...] | None = None
-) -> Arena:
+def arena_of(*pools: tuple[Retention, int, int], slabs: int, caps: tuple[int | None, ...] | None = None) -> Arena:
     """Make an arena of pools (retention, page_tokens, pages_per_slab)."""
     slab_bytes = 64 * math.lcm(*(per_slab for _, _, per_slab in pools))
     shapes = tuple(
@@ -158,7 +156,9 @@ class CacheWorld:
             advances.append(Advance(runner.lock, key, end, runner.computed, own, protect))
         self.tree.advance(advances)
         for runner, each in zip(runners, advances, strict=True):
-            saved_pages = Demand(len(own.handles) if pool in self.tree.shape.states else 0 for pool, own in enumerate(each.own))
+            saved_pages = Demand(
+                len(own.handles) if pool in self.tree.shape.states else 0 for pool, own in enumerate(each.own)
+            )
             self.arena.shrink(runner.lock.grant, runner.lock.grant.demand.minus(saved_pages))
             runner.check_reads()
 

@@ -21,11 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from halocline.memory.demand import Demand, zero
 from halocline.memory.evictable import Unit
 from halocline.memory.grant import Refusal
-from halocline.units import ceil_div
+from halocline.units import ceil_div, ceil_to
 
 
 def no_units(pool: int) -> Iterable[Unit]:
@@ -73,8 +74,14 @@ def reclaim_plan(pressure: Pressure) -> Plan | Refusal:
         offers = [(offer.loss, offer.bytes, pool, offer) for pool in bargain.pools if (offer := bargain.offer(pool))]
         if not offers:
             break
-        bargain.take(min(offers, key=lambda bid: bid[:3])[3])
+        offers.sort(key=lambda bid: bid[:3])
+        best = offers[0][3]
+        bargain.take(best)
         missing = bargain.slabs_missing
+        if missing > 1:
+            rival = offers[1][:2] if len(offers) > 1 else (float("inf"), 0)
+            bargain.take_more(best, missing, rival)
+            missing = bargain.slabs_missing
     if missing > 0 or over:
         return _refusal(pressure, bargain.slabs_missing, over)
     bargain.spare()
@@ -144,22 +151,43 @@ class Bargain:
             for pool, pages in enumerate(_pages(unit, count)):
                 self._left[pool] -= pages
 
+    def take_more(self, bought: Offer, slabs: int, rival: tuple[float, int]) -> None:
+        """Buy up to `slabs` more like `bought` at once, where a whole slab of it still costs no more than `rival`."""
+        pool, source = bought.pool, None
+        per_slab = self._pressure.pages_per_slab[pool]
+        left, bundle, worth = self._loose_left[pool], 1, 0.0
+        if bought.units:
+            source = next(reversed(bought.units.values()))[0]
+            bundle, worth = source.bundle, source.worth
+            left = 0 if source.hung or not bundle else source.left[pool] - self.taken[source.id]
+        dearest = ceil_to(per_slab, bundle) * self._pressure.page_bytes[pool] if bundle else 0
+        standing = ceil_div(self._left[pool], per_slab)
+        count = min(slabs, left // per_slab, standing - self._pressure.pinned_slabs[pool])
+        if count <= 0 or (worth * dearest, dearest) > rival:
+            return
+        pages = min(left, ceil_to(self._left[pool] - (standing - count) * per_slab, bundle))
+        more = Offer(pool)
+        if source is None:
+            more.loose = pages
+        else:
+            more.units[source.id] = (source, pages)
+        self.take(more)
+
     def spare(self) -> None:
         """Put back what is not needed, the dearest first; nothing before what it hangs on is back."""
         for unit in sorted((self.units[i] for i in self.taken), key=lambda unit: unit.order, reverse=True):
             if unit.over is not None and unit.over.id in self.taken:
                 continue
-            for count in self._portions(unit):
-                if self._can_keep(_pages(unit, count)):
-                    self._put_back(unit, count)
-                    break
+            taken, bundle = self.taken[unit.id], unit.bundle
+            if unit.hung or not bundle:
+                bundle = taken
+            bundles = self._most(ceil_div(taken, bundle), partial(_bundles, unit, bundle, taken))
+            if bundles:
+                self._put_back(unit, min(taken, bundles * bundle))
         for pool in self.pools:
-            low, high = 0, self.loose[pool] + 1
-            while high - low > 1:  # the most loose pages of the pool that may stay
-                middle = (low + high) // 2
-                low, high = (middle, high) if self._can_keep(self._only(pool, middle)) else (low, middle)
-            self.loose[pool] -= low
-            self._left[pool] += low
+            kept = self._most(self.loose[pool], partial(self._only, pool))
+            self.loose[pool] -= kept
+            self._left[pool] += kept
 
     def _buy(self, pool: int, pages: int) -> Offer | None:
         offer = Offer(pool)
@@ -196,12 +224,13 @@ class Bargain:
         offer.loss += unit.worth * size
         return gained + pages[offer.pool]
 
-    def _portions(self, unit: Unit) -> Iterable[int]:
-        # How much of a taken unit may come back: the most first.
-        taken = self.taken[unit.id]
-        if not unit.bundle or unit.hung:
-            return (taken,)
-        return range(taken, 0, -unit.bundle)
+    def _most(self, limit: int, pages: Callable[[int], list[int]]) -> int:
+        # The largest count up to `limit` whose pages may stay: more is never easier to keep.
+        low, high = 0, limit + 1
+        while high - low > 1:
+            middle = limit if high > limit else (low + high) // 2
+            low, high = (middle, high) if self._can_keep(pages(middle)) else (low, middle)
+        return low
 
     def _put_back(self, unit: Unit, count: int) -> None:
         for pool, pages in enumerate(_pages(unit, count)):
@@ -227,6 +256,10 @@ _EVERYTHING = 1 << 62
 def _pages(unit: Unit, count: int) -> list[int]:
     # The pages per pool that `count` of a unit's are: a unit that goes bundle by bundle is of one pool.
     return [count if left else 0 for left in unit.left] if unit.bundle else unit.left
+
+
+def _bundles(unit: Unit, bundle: int, most: int, count: int) -> list[int]:
+    return _pages(unit, min(most, count * bundle))
 
 
 def _refusal(pressure: Pressure, missing: int, over: list[int]) -> Refusal:
