@@ -43,9 +43,9 @@ class Decay:
             if len(handles) == 0:
                 continue
             index = handles & INDEX_MASK
-            marks += self._marks.marks_of(pool, index)
             for node in self._forest.owners(pool, index):
                 touched[node.id] = node
+                marks += self._marks.near(node)
                 gone = np.flatnonzero(np.isin(node.pages[pool], handles))
                 node.pages[pool][gone] = TOMBSTONE
                 if pool in self._full:
@@ -79,7 +79,6 @@ class Decay:
             below = handles[granules * per_granule :]
             rest = below[below != TOMBSTONE]
             if len(rest):
-                marks += self._marks.marks_of(pool, rest & INDEX_MASK)
                 self._arena.evict(pool, rest)
                 self._forest.disown(pool, rest & INDEX_MASK)
                 extra[pool].append(rest)

@@ -86,6 +86,7 @@ class Forest:
         node.key = node.key[granules * unit :]
         node.start, node.granules, node.parent = upper.end, node.granules - granules, upper
         upper.children[node.key[:unit]] = node
+        upper.worth = node.worth
         return upper
 
     def split_at(self, walk: Walk) -> Node | None:

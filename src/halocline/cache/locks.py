@@ -52,7 +52,18 @@ Pages = NDArray[np.int64]
 class Lock:
     """What one running request has locked in the tree. Everybody may read it; only `LockBook` writes it."""
 
-    __slots__ = ("first_page", "grant", "id", "is_open", "namespace", "node", "owed", "pages", "resumed")
+    __slots__ = (
+        "first_page",
+        "grant",
+        "id",
+        "is_open",
+        "namespace",
+        "node",
+        "owed",
+        "pages",
+        "resumed",
+        "revealed_tokens",
+    )
 
     def __init__(self, lock_id: int, grant: Grant, node: Node, pools: int) -> None:
         self.id = lock_id
@@ -69,6 +80,9 @@ class Lock:
         """Charges taken over without room to pay with: the demand falls by them as soon as there is room."""
         self.resumed = 0
         """Granules that the request did not have to compute."""
+        self.revealed_tokens = 0
+        """How far the prompt agreed with the tree when it came: perhaps a branch. Where states are kept, a chunk should
+        end here and leave a checkpoint."""
         self.is_open = True
 
 

@@ -36,11 +36,23 @@ from halocline.memory.arena import Arena
 from halocline.memory.evictable import Place
 from halocline.memory.grant import NO_HANDLES, Handles
 from halocline.memory.pool import CACHED, INDEX_MASK
+from halocline.memory.retention import Chunked, Retention, Sliding
 from halocline.units import MIB
 
 NO_MARK = 0
 PROVEN_SHARE = 0.5
 BRANCH_SLACK_TOKENS = 512
+
+
+def reach_of(retention: Retention) -> int:
+    """Return how many tokens before a boundary a tail begins at most."""
+    match retention:
+        case Sliding(window_tokens):
+            return window_tokens
+        case Chunked(chunk_tokens):
+            return chunk_tokens
+        case _:
+            return 0
 
 
 class Marks:
@@ -52,12 +64,14 @@ class Marks:
         self._locks = locks
         self._resume = resume
         self._slack_tokens = slack_tokens
+        self._reach_tokens = slack_tokens + max((reach_of(pool.retention) for pool in arena.layout.pools), default=0)
         self._strides = [pool.stride_bytes for pool in arena.layout.pools]
         self._proven_limit = PROVEN_SHARE * arena.layout.arena_bytes
         self._clock = [0.0, 0.0]
         self._proven: list[tuple[float, int]] = []
         """A heap of (worth, mark id); entries are stale where the mark's worth is another by now."""
-        self._proven_bytes = 0
+        self.proven_bytes = 0
+        """What proven marks keep for themselves."""
         self._next_id = NO_MARK + 1
         self.ghosts = Ghosts()
         self.marks: dict[int, Mark] = {}
@@ -66,7 +80,7 @@ class Marks:
 
     def mark(self, node: Node, prefix: Digests, *, proven: bool, resumed: int) -> None:
         """Protect the boundary at `node`'s end, reached by a request that resumed after `resumed` granules."""
-        if node.is_root:
+        if node.is_root or (node.mark is None and not self.is_whole(node)):
             return
         if node.mark is None:
             node.mark = Mark(self._next_id, node, prefix)
@@ -101,21 +115,38 @@ class Marks:
             if mark.id not in self.marks:
                 continue
             node = mark.node
-            gone = node.id not in self._forest.nodes
-            if gone or any((self._tail(mark, pool, 0) == TOMBSTONE).any() for pool in self._tail_pools):
+            if node.id not in self._forest.nodes or not self.is_whole(node):
                 self._clock[mark.proven] = max(self._clock[mark.proven], mark.key)
                 self._end(mark)
             else:
                 self._rank_tail(mark)
 
-    def marks_of(self, pool: int, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[Mark]:
-        """Return the marks that keep the pages of `index`."""
-        return [self.marks[i] for i in np.unique(self._forest.books[pool].mark[index]).tolist() if i != NO_MARK]
+    def is_whole(self, node: Node) -> bool:
+        """Whether a request could resume at `node`'s end (L7)."""
+        return not any((self._tail(node, pool, 0) == TOMBSTONE).any() for pool in self.tail_pools)
+
+    def tail(self, mark: Mark, pool: int) -> Handles:
+        """Return the pages of `mark`'s tail, the branch slack included, that are there."""
+        tail = self._tail(mark.node, pool, self._slack_tokens)
+        return tail[tail != TOMBSTONE]
+
+    def near(self, node: Node) -> list[Mark]:
+        """Return the marks whose tails may have pages of `node`: at its end and below, as far as windows reach."""
+        found: list[Mark] = []
+        stack = [node]
+        while stack:
+            below = stack.pop()
+            if below.mark is not None:
+                found.append(below.mark)
+            if (below.end - node.end) * self._forest.shape.granule_tokens < self._reach_tokens:
+                stack.extend(below.children.values())
+        return found
 
     # ---- worth
 
     @property
-    def _tail_pools(self) -> tuple[int, ...]:
+    def tail_pools(self) -> tuple[int, ...]:
+        """The pools of which a mark keeps pages: all but full ones."""
         return (*self._locks.windows, *self._forest.shape.states)
 
     def _value(self, mark: Mark, *, proven: bool) -> None:
@@ -124,7 +155,7 @@ class Marks:
         self._keep(mark)
         size = self._own_bytes(mark)
         if mark.proven:
-            self._proven_bytes += size - mark.bytes
+            self.proven_bytes += size - mark.bytes
         mark.bytes = size
         self._set_key(mark)
         self._limit_proven()
@@ -141,10 +172,10 @@ class Marks:
     def _set_proven(self, mark: Mark, *, proven: bool) -> None:
         if proven != mark.proven:
             mark.proven = proven
-            self._proven_bytes += mark.bytes if proven else -mark.bytes
+            self.proven_bytes += mark.bytes if proven else -mark.bytes
 
     def _limit_proven(self) -> None:
-        while self._proven_bytes > self._proven_limit and self._proven:
+        while self.proven_bytes > self._proven_limit and self._proven:
             key, mark_id = heapq.heappop(self._proven)
             mark = self.marks.get(mark_id)
             if mark is not None and mark.proven and mark.key == key:
@@ -164,7 +195,7 @@ class Marks:
         size = 0
         for pool in self._locks.full:
             size += (mark.node.end - self._before(mark.node)) * shape.pages_per_granule[pool] * self._strides[pool]
-        for pool in self._tail_pools:
+        for pool in self.tail_pools:
             size += len(self._kept(mark, pool)) * self._strides[pool]
         return size
 
@@ -206,7 +237,7 @@ class Marks:
         self._unrank_tail(mark)
         self._keep(mark)
         pages: list[Handles] = [NO_HANDLES for _ in self._arena.pools]
-        for pool in self._tail_pools:
+        for pool in self.tail_pools:
             kept = self._kept(mark, pool)
             kept = kept[self._arena.pools[pool].state[kept & INDEX_MASK] == CACHED]
             pages[pool] = kept
@@ -224,23 +255,21 @@ class Marks:
 
     def _keep(self, mark: Mark) -> None:
         # Takes over the pages of its tail that no worthier mark keeps.
-        for pool in self._tail_pools:
-            tail = self._tail(mark, pool, self._slack_tokens)
-            index = tail[tail != TOMBSTONE] & INDEX_MASK
+        for pool in self.tail_pools:
+            index = self.tail(mark, pool) & INDEX_MASK
             books = self._forest.books[pool]
             for other in np.unique(books.mark[index]).tolist():
                 if other == NO_MARK or (other != mark.id and self.marks[other].worth <= mark.worth):
                     books.mark[index[books.mark[index] == other]] = mark.id
 
     def _kept(self, mark: Mark, pool: int) -> Handles:
-        tail = self._tail(mark, pool, self._slack_tokens)
-        tail = tail[tail != TOMBSTONE]
+        tail = self.tail(mark, pool)
         kept: Handles = tail[self._forest.books[pool].mark[tail & INDEX_MASK] == mark.id]
         return kept
 
-    def _tail(self, mark: Mark, pool: int, slack_tokens: int) -> Handles:
-        # The pages before the mark in a window pool, or its state, tombstones included.
-        node, shape = mark.node, self._forest.shape
+    def _tail(self, node: Node, pool: int, slack_tokens: int) -> Handles:
+        # The pages before the node's end in a window pool, or its state, tombstones included.
+        shape = self._forest.shape
         if pool in shape.states:
             return node.pages[pool]
         end = node.end * shape.granule_tokens
@@ -251,14 +280,16 @@ class Marks:
     def _end(self, mark: Mark) -> None:
         self._unrank_tail(mark)
         node = mark.node
-        for pool in self._tail_pools:
+        for pool in self.tail_pools:
             self._forest.books[pool].mark[self._kept(mark, pool) & INDEX_MASK] = NO_MARK
         self._set_proven(mark, proven=False)
         self.ghosts.remember(mark.prefix, self._shared(node))
         del self.marks[mark.id]
         node.mark = None
-        if node.id in self._forest.nodes:
-            self._refresh_worth(node)
+        living: Node | None = node
+        while living is not None and living.id not in self._forest.nodes:
+            living = living.parent
+        self._refresh_worth(living)
         above = node.parent
         while above is not None and not above.is_root:
             if above.mark is not None:  # pages that the ended one kept may be in its tail

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from halocline.cache.audit import audit
+from halocline.cache.audit_marks import audit_marks
 from halocline.cache.decay import Decay
 from halocline.cache.forest import Forest
 from halocline.cache.ghosts import digests
@@ -64,7 +65,10 @@ class Tree:
 
     def audit(self) -> list[Violation]:
         """Recount everything from scratch; an empty list means that the tree's laws hold."""
-        return audit(self.arena, self.forest, self.locks)
+        return [
+            *audit(self.arena, self.forest, self.locks),
+            *audit_marks(self.arena, self.forest, self.locks, self.marks),
+        ]
 
     # ---- a request's life
 
@@ -85,6 +89,7 @@ class Tree:
         else:
             lock.namespace = found.key.namespace
             lock.resumed = granules
+            lock.revealed_tokens = found.full_tokens
             if granules:
                 self.marks.use(lock.node, digests(found.key, granules, self.shape.granule_bytes))
         return lock
