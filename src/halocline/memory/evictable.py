@@ -216,6 +216,19 @@ class EvictionQueue:
             taken.append(chosen)
         return np.concatenate(taken) if taken else np.zeros(0, np.int64)
 
+    def first(self, count: int) -> NDArray[np.int64]:
+        """Return up to `count` waiting indices, first to go first."""
+        found: list[NDArray[np.int64]] = []
+        at = self._front
+        while count > 0 and at < self._end:
+            stop = min(self._end, at + 2 * count)
+            entries = self._entries[at:stop]
+            alive = entries[self._stamp[entries] == self._stamps[at:stop]][:count]
+            found.append(alive)
+            count -= len(alive)
+            at = stop
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
     def in_order(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return waiting `indices` in the order in which they would go."""
         order: NDArray[np.int64] = np.argsort(self._stamp[indices], kind="stable")

@@ -26,6 +26,8 @@ from halocline.memory.pool import CACHED, FREE, HELD, Pages, Pool
 from halocline.memory.reclaim import Plan, Pressure, reclaim_plan
 from halocline.units import ceil_div
 
+LOOKED_AT = 4096
+"""How many loose pages are looked at beyond those that must go, to find slabs that empty."""
 NO_PAGES: Pages = np.zeros(0, np.int64)
 
 
@@ -71,7 +73,9 @@ def make_room(
     room = Room(evicted=[[] for _ in pools])
     for pool, count in zip(pools, plan.evict, strict=True):
         if count:
-            evict(pool, budget, pool.queue.pop(count), room)
+            loose = _loose(pool, count)
+            pool.queue.remove(loose)
+            evict(pool, budget, loose, room)
     for unit, count in plan.units:
         for pool, index in zip(pools, ranking.pop(unit, count), strict=True):
             if len(index):
@@ -84,6 +88,19 @@ def make_room(
         if len(shift.sources):
             pool.drop(shift.sources)
     return room
+
+
+def _loose(pool: Pool, count: int) -> Pages:
+    # The loose pages to evict: all are worth nothing, so of the next in the queue those go whose slabs empty.
+    loose = pool.queue.first(count + LOOKED_AT)
+    if len(loose) <= count or pool.per_slab == 1:
+        return loose[:count]
+    slabs, slab, there = np.unique(pool.place[loose] // pool.per_slab, return_inverse=True, return_counts=True)
+    staying = np.asarray([pool.fill[each] for each in slabs.tolist()]) - there
+    turn = np.full(len(slabs), len(loose))
+    np.minimum.at(turn, slab, np.arange(len(loose)))
+    chosen: Pages = loose[np.lexsort((np.arange(len(loose)), turn[slab], staying[slab]))][:count]
+    return chosen
 
 
 def withdraw(pool: Pool, ranking: Ranking, index: Pages) -> None:
