@@ -60,7 +60,10 @@ def small_world(random: Random, singles: bool) -> tuple[Pressure, Ranking]:
 
 def fits(pressure: Pressure, gone: list[int]) -> bool:
     needs = [
-        max(pressure.pinned_slabs[p], ceil_div(pressure.fixed[p] + pressure.cached[p] - gone[p], pressure.pages_per_slab[p]))
+        max(
+            pressure.pinned_slabs[p],
+            ceil_div(pressure.fixed[p] + pressure.cached[p] - gone[p], pressure.pages_per_slab[p]),
+        )
         for p in range(POOLS)
     ]
     return sum(needs) <= pressure.slabs and all(map(int.__le__, needs, pressure.caps))

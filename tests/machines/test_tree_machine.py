@@ -1,4 +1,4 @@
-"""Tree and arena as one state machine: requests that share prefixes match, lock, compute, decode, leave and are evicted.
+"""Tree and arena as one state machine: requests that share prefixes match, lock, compute and leave.
 
 After every act: both audits (L1, L3, L5, L6, L8 and the books of lockers and charges), the contents of every page that
 a request will read (L7), and all that is promised can be committed.
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from halocline.cache.keys import EVERYBODY, Namespace
+from halocline.cache.keys import EVERYBODY, Namespace, token_key
 from halocline.memory.demand import Demand
 from halocline.memory.grant import Order
 from halocline.memory.retention import Chunked, Full, Sliding, State
@@ -37,9 +37,9 @@ OTHERS = Namespace("model", "adapter", "salt")
 class TreeMachine(RuleBasedStateMachine):
     world: CacheWorld
 
-    @initialize(shape=st.sampled_from(sorted(ARENAS)), slabs=st.integers(6, 24))
-    def start(self, shape, slabs):
-        self.world = CacheWorld(arena_of(*ARENAS[shape], slabs=slabs))
+    @initialize(shape=st.sampled_from(sorted(ARENAS)), slabs=st.integers(6, 24), slack=st.integers(0, 4))
+    def start(self, shape, slabs, slack):
+        self.world = CacheWorld(arena_of(*ARENAS[shape], slabs=slabs), slack)
 
     @rule(
         tokens=st.lists(st.integers(0, 1), min_size=1, max_size=24),
@@ -90,8 +90,6 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=24))
     def match_changes_nothing(self, tokens):
-        from halocline.cache.keys import token_key
-
         before = pickle.dumps([sorted(self.world.tree.forest.nodes), [p.state for p in self.world.arena.pools]])
         found = self.world.tree.match(token_key(tokens))
         assert found.boundary_tokens < len(tokens)

@@ -1,7 +1,7 @@
-"""Fake requests on a tree and an arena: they match, lock, compute chunks, decode and leave, as a scheduler would let them.
+"""Fake requests on a tree and an arena: they match, lock, compute chunks, decode and leave.
 
-Every page that is computed gets a content: all tokens up to its end. A request checks the contents of all that it reads,
-so a wrong page, a stale window or a lost checkpoint shows at once (L7, L11).
+Every page that is computed gets a content: all tokens up to its end. A request checks the contents of all that it
+reads, so a wrong page, a stale window or a lost checkpoint shows at once (L7, L11).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from halocline.cache.keys import EVERYBODY, Namespace, token_key
 from halocline.cache.locks import Lock
 from halocline.cache.tree import Tree
 from halocline.memory.arena import Arena
-from halocline.memory.demand import Demand, resident, span, step_extra
+from halocline.memory.demand import Demand, resident, span
 from halocline.memory.grant import NO_HANDLES, Handles, Order, Refusal
 from halocline.memory.layout import ArenaLayout, PoolLayout
 from halocline.memory.retention import Retention, State, describe
@@ -82,10 +82,10 @@ class Runner:
 class CacheWorld:
     """A tree, its arena, and the requests that run."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, slack_tokens: int = 0) -> None:
         self.arena = arena
         self.layout = arena.layout
-        self.tree = Tree(arena)
+        self.tree = Tree(arena, slack_tokens=slack_tokens)
         self.running: list[Runner] = []
         self.content: dict[tuple[int, int], object] = {}
         self.hits = 0
@@ -168,7 +168,7 @@ class CacheWorld:
         self.arena.release(runner.lock.grant)
         self.running.remove(runner)
 
-    def serve(self, tokens: TokenRun, chunk: int = 1 << 30, output: int = 1) -> int:
+    def serve(self, tokens: TokenRun, chunk: int = 1 << 30, output: int = 1, cuts: bool = True) -> int:
         """Run one request from end to end; return the tokens that it did not have to compute."""
         runner = self.enter(tokens, output)
         assert runner is not None, "the arena is too small for this request alone"
@@ -177,6 +177,9 @@ class CacheWorld:
             left = runner.prompt - runner.computed if runner.computed < runner.prompt else 1
             if runner.computed >= len(runner.tokens):
                 runner.tokens.append(1_000_000 + runner.computed)
+            revealed = runner.lock.revealed_tokens - runner.computed
+            if self.tree.shape.states and cuts and revealed > 0:
+                left = min(left, revealed)
             assert self.compute([(runner, min(chunk, left))]), "the step's room is refused"
         self.leave(runner)
         return hit
