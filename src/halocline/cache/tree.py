@@ -44,6 +44,7 @@ class Tree:
         """Cache in `arena`; keys have one int32 per token unless `granule_bytes` says how many bytes a granule has."""
         tokens = arena.layout.granule_tokens if granule_tokens is None else granule_tokens
         self.arena = arena
+        arena.take_loose_as_alike()
         self.shape = Shape(arena.layout, tokens, tokens * TOKEN_BYTES if granule_bytes is None else granule_bytes)
         self.forest = Forest(arena, self.shape)
         self._resume = Resume(arena.layout, self.shape)

@@ -225,6 +225,11 @@ class Arena:
                 heir.raise_demand(pool.number, len(loose))
                 self.budget.promised[pool.number] += len(loose)
 
+    def take_loose_as_alike(self) -> None:
+        """Be told that the order in which pages were cached means nothing: what matters is told by units."""
+        for pool in self.pools:
+            pool.queue.is_ordered = False
+
     def requeue(self, pool: int, handles: Handles) -> None:
         """Put cached pages last in the order of eviction."""
         index = self.owners.valid(self.pools[pool], handles)

@@ -168,7 +168,7 @@ class Ranking:
 class EvictionQueue:
     """First in, first evicted, over the indices 0 .. indices - 1."""
 
-    __slots__ = ("_end", "_entries", "_front", "_next_stamp", "_stamp", "_stamps", "length")
+    __slots__ = ("_end", "_entries", "_front", "_next_stamp", "_stamp", "_stamps", "is_ordered", "length")
 
     def __init__(self, indices: int) -> None:
         self._stamp = np.zeros(indices, np.int64)
@@ -178,6 +178,8 @@ class EvictionQueue:
         self._front = 0
         self._end = 0
         self._next_stamp = NO_STAMP + 1
+        self.is_ordered = True
+        """Whether first in is first evicted; else all that wait are alike, and those may go first that go easiest."""
         self.length = 0
         """Indices that wait."""
 

@@ -91,8 +91,8 @@ def make_room(
 
 
 def _loose(pool: Pool, count: int) -> Pages:
-    # The loose pages to evict: all are worth nothing, so of the next in the queue those go whose slabs empty.
-    loose = pool.queue.first(count + LOOKED_AT)
+    # The loose pages to evict. Where they are alike, of the next in the queue those go whose slabs empty.
+    loose = pool.queue.first(count if pool.queue.is_ordered else count + LOOKED_AT)
     if len(loose) <= count or pool.per_slab == 1:
         return loose[:count]
     slabs, slab, there = np.unique(pool.place[loose] // pool.per_slab, return_inverse=True, return_counts=True)
