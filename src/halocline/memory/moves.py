@@ -71,15 +71,15 @@ def make_room(
 ) -> Room:
     """Carry out `plan`, gather for deferred pins, and vacate slabs until `extra` pages per pool find free places."""
     room = Room(evicted=[[] for _ in pools])
-    for pool, count in zip(pools, plan.evict, strict=True):
-        if count:
-            loose = _loose(pool, count)
-            pool.queue.remove(loose)
-            evict(pool, budget, loose, room)
     for unit, count in plan.units:
         for pool, index in zip(pools, ranking.pop(unit, count), strict=True):
             if len(index):
                 evict(pool, budget, index, room)
+    for pool, count in zip(pools, plan.evict, strict=True):
+        if count:
+            loose = _loose(pool, count, extra[pool.number])
+            pool.queue.remove(loose)
+            evict(pool, budget, loose, room)
     shifts = [_gather(pool, budget, ranking, pins, room) if pins.waits_in(pool.number) else _Shift() for pool in pools]
     for pool, slabs in zip(pools, _slabs_to_vacate(pools, shifts, extra), strict=True):
         if slabs:
@@ -90,16 +90,20 @@ def make_room(
     return room
 
 
-def _loose(pool: Pool, count: int) -> Pages:
-    # The loose pages to evict. Where they are alike, of the next in the queue those go whose slabs empty.
+def _loose(pool: Pool, count: int, extra: int) -> Pages:
+    # The loose pages to evict. Where they are alike, slabs of nothing but loose pages go as far as the pool gives slabs
+    # away; the rest comes from the slabs with the fewest, whose holes the new pages fill, so that whole ones are left.
     loose = pool.queue.first(count if pool.queue.is_ordered else count + LOOKED_AT)
     if len(loose) <= count or pool.per_slab == 1:
         return loose[:count]
     slabs, slab, there = np.unique(pool.place[loose] // pool.per_slab, return_inverse=True, return_counts=True)
     staying = np.asarray([pool.fill[each] for each in slabs.tolist()]) - there
-    turn = np.full(len(slabs), len(loose))
-    np.minimum.at(turn, slab, np.arange(len(loose)))
-    chosen: Pages = loose[np.lexsort((np.arange(len(loose)), turn[slab], staying[slab]))][:count]
+    given = max(0, pool.slabs - ceil_div(pool.live_pages - count + extra, pool.per_slab))
+    order = np.argsort(staying, kind="stable")
+    rank = np.empty(len(slabs), np.int64)
+    rank[order[:given]] = np.arange(len(order[:given]))
+    rank[order[given:]] = len(order) - np.arange(len(order[given:]))
+    chosen: Pages = loose[np.argsort(rank[slab], kind="stable")][:count]
     return chosen
 
 
