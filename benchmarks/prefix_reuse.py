@@ -2,14 +2,15 @@
 
     python benchmarks/prefix_reuse.py TRACE [--kv-bytes 500GiB,1000GiB] [--svg FILE]
 
-TRACE has one JSON object per line: input_length, output_length, hash_ids (one per 512-token block; equal ids mean equal
-prefixes up to the block's end). Without it, `mooncake_conversation.jsonl` of the folder $HALOCLINE_DATA. Shape: Gemma 3
-27B in bf16 (10 full + 52 sliding layers, W = 1,024, 16-token pages). Requests come in trace order, one at a time: match,
-lock, compute the rest in chunks, insert, leave. What an output leaves has no ids in the trace, so nobody can hit it.
+TRACE has one JSON object per line: input_length, output_length, hash_ids (one per 512-token block; equal ids mean
+equal prefixes up to the block's end). Without it, `mooncake_conversation.jsonl` of the folder $HALOCLINE_DATA. Shape:
+Gemma 3 27B in bf16 (10 full + 52 sliding layers, W = 1,024, 16-token pages). Requests come in trace order, one at a
+time: match, lock, compute the rest in chunks, insert, leave. What an output leaves has no ids in the trace, so nobody
+can hit it.
 
-Beside it, in a model of whole blocks: `bound`, the full layers alone with LRU (windows cost nothing and are never gone);
-`one lru`, one LRU over everything; `tails`, windows at prompt ends only, LRU. The second table is scenario D1: 10 + 50
-layers, sessions in turn, each with its own prefix or all with one. The last line is one JSON object.
+Beside it, in a model of whole blocks: `bound`, the full layers alone with LRU (windows cost nothing and are always
+there); `one lru`, one LRU over everything; `tails`, windows at prompt ends only, LRU. The second table is scenario D1:
+10 + 50 layers, sessions in turn, each with its own prefix or all with one. The last line is one JSON object.
 """
 
 from __future__ import annotations

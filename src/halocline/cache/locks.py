@@ -19,11 +19,13 @@ of the next one can shrink: its demand covers every page of its window, and this
 Worked example: a sliding pool, P = 16, W = 48, resident price 4 pages, a cached prefix of 96 tokens. At b = 96 the
 window needs pages 3, 4, 5.
 
-    A locks        held 3 (charged to A)    A's grant 4 - 3 = 1    held + promised = 4
-    B locks        held 3                   B's grant 4 - 0 = 4                      8
-    A decodes 112  page 3 passed by A: charged to B, A's grant 2, B's 3              8
-    B decodes 112  page 3 passed by B, its last locker: cached, B's grant 4          8
-    A leaves       pages 4, 5 charged to B: B's grant 2; A's grant of 2 ends         4 = 2 locked + 2 promised
+    A locks        held 3 (charged to A)                       A's grant 4 - 3 = 1             held + promised = 4
+    B locks        held 3                                      B's grant 4 - 0 = 4                               8
+    A decodes 112  page 3 passed by A: charged to B            A's grant 2, B's 3                                8
+                   its page 6 is full and the tree's: held 4   A's grant 1                                       8
+    B decodes 112  page 3 passed by its last locker: cached    held 3, B's grant 4                               8
+                   another page 6 is the tree's: held 4        B's grant 3                                       8
+    A leaves       pages 4, 5 charged to B, A's 6 cached       held 3, B's grant 1; A's grant of 1 ends          4
 
 `lock` is refused as a whole or done as a whole, and it is the only thing here that can be refused.
 """

@@ -128,7 +128,8 @@ class Marks:
     def tail(self, mark: Mark, pool: int) -> Handles:
         """Return the pages of `mark`'s tail, the branch slack included, that are there."""
         tail = self._tail(mark.node, pool, self._slack_tokens)
-        return tail[tail != TOMBSTONE]
+        there: Handles = tail[tail != TOMBSTONE]
+        return there
 
     def near(self, node: Node) -> list[Mark]:
         """Return the marks whose tails may have pages of `node`: at its end and below, as far as windows reach."""
