@@ -64,6 +64,15 @@ class Tree:
         walk = self.forest.walk(found.key, found.boundary_tokens // self.shape.granule_tokens)
         return (granules * self.shape.granule_tokens for granules in self._resume.boundaries(walk, walk.granules))
 
+    def hot_demand(self, boundary_tokens: int, demand: Demand) -> Demand:
+        """Return what resuming at `boundary_tokens` takes in all, locked pages included, if nobody else locks them.
+
+        For the question whether an empty arena holds it: a locked page stands in place of one of `demand`, but a locked
+        checkpoint stands beside the working state. So hot may cost more than cold, and a shorter boundary may do.
+        """
+        extra = int(boundary_tokens > 0)
+        return Demand(pages + extra * (pool in self.shape.states) for pool, pages in enumerate(demand))
+
     def audit(self) -> list[Violation]:
         """Recount everything from scratch; an empty list means that the tree's laws hold."""
         return [
@@ -107,6 +116,10 @@ class Tree:
         """End the lock of the checkpoint that a request resumed from: it has been copied."""
         self.locks.drop_states(lock)
         self.marks.unlocked(self.locks.unlocked())
+
+    def loosened(self, handles: Sequence[Handles]) -> None:
+        """Be told of pages of the tree (per pool) that became evictable because a pin has ended."""
+        self.marks.unlocked(handles)
 
     def close(self, lock: Lock) -> None:
         """End `lock`: what only it locked is evictable. The grant and the request's own pages are the caller's."""

@@ -197,3 +197,26 @@ def test_who_leaves_in_the_middle_of_a_step_leaves_no_hole_in_the_books():
     assert not any(b.lock.owed)
     w.leave(b)
     w.check()
+
+
+def test_a_hot_start_with_a_state_costs_one_state_more_than_a_cold_one():
+    w = world((Full(), 16, 5), (State(), 1, 1))
+    assert w.tree.hot_demand(0, Demand((4, 1))) == Demand((4, 1))
+    assert w.tree.hot_demand(48, Demand((4, 1))) == Demand((4, 2))
+
+
+def test_pages_whose_pin_ends_take_their_place_in_the_order_again():
+    w = world()
+    w.serve(range(100))
+    runner = w.enter(range(100))
+    pin = w.arena.pin(
+        "transfer",
+        [
+            node.pages[0] if pool == 0 else runner.lock.pages[1]
+            for pool, node in enumerate([*w.tree.forest.nodes.values()] * 2)
+        ],
+    )
+    w.leave(runner)
+    w.arena.unpin(pin)
+    w.tree.loosened(pin.handles)
+    w.check()
