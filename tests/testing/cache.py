@@ -47,6 +47,8 @@ class Runner:
         pools = len(world.layout.pools)
         self.computed = lock.node.end * world.tree.shape.granule_tokens
         self.resumed_at = self.computed
+        self.price = world.price
+        """The whole price at the boundary where it resumed."""
         self.first = [0] * pools
         self.own: list[Handles] = [NO_HANDLES] * pools
         for pool, shape in enumerate(world.layout.pools):
@@ -91,6 +93,7 @@ class CacheWorld:
         self.hits = 0
         self.asked = 0
         self.count = 0
+        self.price = Demand()
 
     # ---- a request's life
 
@@ -103,6 +106,7 @@ class CacheWorld:
         boundary = found.boundary_tokens
         price = resident(self.layout, len(tokens), output, boundary)
         self.count += 1
+        self.price = price
         lock = self.tree.lock(found, boundary, f"request-{self.count}", price)
         if isinstance(lock, Refusal):
             return None
@@ -250,3 +254,13 @@ class CacheWorld:
         assert found == [], found
         for runner in self.running:
             runner.check_reads()
+            assert runner.lock.grant.demand == self.demand_by_the_books(runner), f"the books of {runner.name} are off"
+
+    def demand_by_the_books(self, runner: Runner) -> Demand:
+        """Return the price less full pages locked, less window pages charged, plus what is owed."""
+        less = [-owed for owed in runner.lock.owed]
+        for pool in self.tree.locks.full:
+            less[pool] += sum(len(node.pages[pool]) for node in runner.lock.node.path())
+        for pool in self.tree.locks.windows:
+            less[pool] += int((self.tree.forest.books[pool].charge == runner.lock.id).sum())
+        return runner.price.minus(Demand(less))
