@@ -10,35 +10,23 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from halocline.model.attention.facts import AttentionStep, LayerView, PoolFacts, Scores, pool_facts
-from halocline.model.attention.reference import segment_rows, visible, write_kv
+from halocline.model.attention.facts import LayerView, PoolFacts, Scores
+from halocline.model.attention.reference import SegmentedAttention, visible
 
 BLOCK_TOKENS = 512
 """Positions gathered at a time: large enough for the products, small against a long context."""
 
 
-class BlockedAttention:
-    """Attention block by block, one segment after the other."""
+class BlockedAttention(SegmentedAttention):
+    """Attention block by block."""
 
     name = "blocked"
 
-    def attend(
-        self,
-        query: Tensor,
-        new: tuple[Tensor, Tensor] | None,
-        layer: LayerView,
-        step: AttentionStep,
-        scores: Scores,
+    def attend_segment(
+        self, query: Tensor, layer: LayerView, facts: PoolFacts, segment: tuple[int, int], scores: Scores
     ) -> Tensor:
-        """Write `new` K and V into their pages, if any, and attend; see `AttentionBackend.attend`."""
-        facts = pool_facts(step, layer)
-        if new is not None:
-            write_kv(*new, layer, facts)
-        output = query.new_empty(query.shape[0], query.shape[1], layer.v.shape[3])
-        for segment, start in enumerate(step.first_positions):
-            rows = segment_rows(step, segment)
-            output[rows] = _segment(query[rows], layer, facts, segment, start, scores)
-        return output
+        """Fold one block after the other into an online softmax; see `SegmentedAttention.attend_segment`."""
+        return _segment(query, layer, facts, *segment, scores)
 
 
 def _segment(query: Tensor, layer: LayerView, facts: PoolFacts, segment: int, start: int, scores: Scores) -> Tensor:

@@ -5,6 +5,8 @@ It gathers each segment's pages, so it is slow; the other backends are compared 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,10 +21,8 @@ def write_kv(key: Tensor, value: Tensor, layer: LayerView, facts: PoolFacts) -> 
     layer.v[facts.write_pages, facts.write_slots] = value.to(layer.v.dtype)
 
 
-class ReferenceAttention:
-    """Attention by the definition, one segment after the other."""
-
-    name = "reference"
+class SegmentedAttention(ABC):
+    """Attention in PyTorch, one segment after the other; how one segment attends is the subclass's."""
 
     def attend(
         self,
@@ -38,17 +38,31 @@ class ReferenceAttention:
             write_kv(*new, layer, facts)
         output = query.new_empty(query.shape[0], query.shape[1], layer.v.shape[3])
         for segment, start in enumerate(step.first_positions):
-            rows = segment_rows(step, segment)
-            end = start + rows.stop - rows.start
-            first, k, v = _gather(layer, facts, segment, start, end)
-            seen = visible(layer.retention, (start, end), (first, end)).to(query.device)
-            output[rows] = _attend(query[rows], k, v, seen, scores)
+            rows = slice(step.rows[segment], step.rows[segment + 1])
+            output[rows] = self.attend_segment(query[rows], layer, facts, (segment, start), scores)
         return output
 
+    @abstractmethod
+    def attend_segment(
+        self, query: Tensor, layer: LayerView, facts: PoolFacts, segment: tuple[int, int], scores: Scores
+    ) -> Tensor:
+        """Return the attention of `query` (tokens, heads, k_dim); `segment` is (index in the step, first position)."""
 
-def segment_rows(step: AttentionStep, segment: int) -> slice:
-    """Return the rows of the packed step that the segment owns."""
-    return slice(step.rows[segment], step.rows[segment + 1])
+
+class ReferenceAttention(SegmentedAttention):
+    """Attention by the definition."""
+
+    name = "reference"
+
+    def attend_segment(
+        self, query: Tensor, layer: LayerView, facts: PoolFacts, segment: tuple[int, int], scores: Scores
+    ) -> Tensor:
+        """Gather what the segment sees and attend in one product; see `SegmentedAttention.attend_segment`."""
+        index, start = segment
+        end = start + query.shape[0]
+        first, k, v = _gather(layer, facts, index, start, end)
+        seen = visible(layer.retention, (start, end), (first, end)).to(query.device)
+        return _attend(query, k, v, seen, scores)
 
 
 def _gather(layer: LayerView, facts: PoolFacts, segment: int, start: int, end: int) -> tuple[int, Tensor, Tensor]:
