@@ -20,10 +20,11 @@ from halocline.errors import InvariantError
 from halocline.memory.audit import Books, Violation, audit
 from halocline.memory.budget import Budget
 from halocline.memory.demand import Demand
+from halocline.memory.evictable import NO_UNIT, Place, Ranking, Unit
 from halocline.memory.figures import ArenaFigures, figures
 from halocline.memory.grant import NO_HANDLES, Commit, Grant, Handles, Move, Order, Pin, Refusal
 from halocline.memory.layout import ArenaLayout
-from halocline.memory.moves import make_room, reclaim_for
+from halocline.memory.moves import make_room, reclaim_for, withdraw
 from halocline.memory.orders import charge, hand_out, places_at_hand, undo
 from halocline.memory.owners import Owners
 from halocline.memory.pins import PinBoard
@@ -53,6 +54,7 @@ class Arena:
         self.pins = PinBoard(len(self.pools))
         self.moves_planned = 0
         """Moves ever planned: whoever remembers page numbers looks them up again when this has grown."""
+        self.ranking = Ranking([len(pool.state) for pool in self.pools])
 
     # ---- questions: they never act
 
@@ -89,7 +91,7 @@ class Arena:
 
     def audit(self) -> list[Violation]:
         """Recount everything from scratch; an empty list means that all laws hold."""
-        return audit(Books(self.layout, self.budget, self.stock, self.pools, self.owners, self.pins))
+        return audit(Books(self.layout, self.budget, self.stock, self.pools, self.owners, self.pins, self.ranking))
 
     @property
     def awaits_commit(self) -> bool:
@@ -185,11 +187,30 @@ class Arena:
         if not self.budget.fits(with_locked):
             return self._refusal(with_locked)
         for pool, locked, new in zip(self.pools, index, fresh, strict=True):
-            pool.queue.remove(new)
+            withdraw(pool, self.ranking, new)
             self.budget.cached[pool.number] -= len(new)
             pool.state[locked] = LOCKED
             self._count(pool, held=len(new), locked=len(locked), transfer=len(new) - len(locked))
         return self._raise(owner, extra) if isinstance(owner, Grant) else self._grant(owner, demand)
+
+    def adopt(self, grant: Grant, handles: Sequence[Handles]) -> None:
+        """Turn held pages (per pool) of `grant` into locked pages of the cache; its demand falls by as many.
+
+        Nothing else changes: what is held stays held, what is promised stays promised. So this can always be done.
+        """
+        index = [
+            self._own(grant, pool, of_pool, "gives the tree") for pool, of_pool in zip(self.pools, handles, strict=True)
+        ]
+        if any(len(given) > asked for given, asked in zip(index, grant.asked, strict=True)):
+            raise InvariantError(
+                [f"{grant.describe()} gives {tuple(map(len, index))} pages away, some of them borrowed"]
+            )
+        for pool, given in zip(self.pools, index, strict=True):
+            if len(given):
+                pool.state[given] = LOCKED
+                grant.give_away(pool.number, len(given))
+                self.budget.locked[pool.number] += len(given)
+                self.owners.trim(grant, pool)
 
     def unlock(self, handles: Sequence[Handles], heir: Grant | None = None) -> None:
         """Make locked pages (per pool) evictable again, last in order; the room that comes free goes to `heir`, if any.
@@ -209,17 +230,45 @@ class Arena:
                 heir.raise_demand(pool.number, len(loose))
                 self.budget.promised[pool.number] += len(loose)
 
+    def take_loose_as_alike(self) -> None:
+        """Be told that the order in which pages were cached means nothing: what matters is told by units."""
+        for pool in self.pools:
+            pool.queue.is_ordered = False
+
     def requeue(self, pool: int, handles: Handles) -> None:
         """Put cached pages last in the order of eviction."""
         index = self.owners.valid(self.pools[pool], handles)
         self.owners.check(self.pools[pool], index, (CACHED,), "requeue")
+        ranked = self.ranking.member[pool][index] != NO_UNIT
+        self.ranking.take_out(pool, index[ranked])
         self.pools[pool].queue.push(index)
+
+    def rank(self, handles: Sequence[Handles], worth: float, place: Place) -> Unit:
+        """Make a unit of cached pages (per pool, first to go first): see `halocline.memory.evictable`.
+
+        Raises InvariantError if one of them is not cached or belongs to another unit.
+        """
+        index = self._checked(handles, (CACHED,), "rank")
+        for pool, of_pool in zip(self.pools, index, strict=True):
+            pool.queue.remove(of_pool)
+        unit = Unit(tuple(index), worth, place.depth, place.bundle)
+        self.ranking.add(unit, place.over)
+        return unit
+
+    def value(self, unit: Unit, worth: float) -> None:
+        """Change what a byte of `unit` is worth."""
+        self.ranking.value(unit, worth)
+
+    def unrank(self, unit: Unit) -> None:
+        """Make the pages of `unit` loose, last in their queues."""
+        for pool, index in zip(self.pools, self.ranking.dissolve(unit), strict=True):
+            pool.queue.push(index)
 
     def evict(self, pool: int, handles: Handles) -> None:
         """Let cached pages die now."""
         index = self.owners.valid(self.pools[pool], handles)
         self.owners.check(self.pools[pool], index, (CACHED,), "evict")
-        self.pools[pool].queue.remove(index)
+        withdraw(self.pools[pool], self.ranking, index)
         self.pools[pool].retire(index)
         self.budget.cached[pool] -= len(index)
 
@@ -249,11 +298,11 @@ class Arena:
 
     def _make_room(self, orders: Sequence[Order], totals: list[int]) -> tuple[tuple[Move, ...], tuple[Handles, ...]]:
         self.pins.enforce_fitting(self.pools, self.budget)
-        plan = reclaim_for(self.pools, self.budget, totals)
+        plan = reclaim_for(self.pools, self.budget, self.ranking, totals)
         if isinstance(plan, Refusal):
             undo(orders)
             raise InvariantError([f"L3: granted pages {tuple(totals)} cannot be committed: {plan.message}"])
-        room = make_room(self.pools, self.budget, self.pins, totals, plan)
+        room = make_room(self.pools, self.budget, self.ranking, self.pins, totals, plan)
         self.moves_planned += len(room.moves)
         return tuple(room.moves), tuple(np.concatenate(died) if died else NO_HANDLES for died in room.evicted)
 
@@ -274,16 +323,19 @@ class Arena:
         return True
 
     def _part(self, grant: Grant, pool: int, handles: Handles, state: int) -> None:
-        self._check_open(grant)
         of_pool = self.pools[pool]
-        index = self.owners.valid(of_pool, handles)
-        self.owners.check_distinct(of_pool, index, "let go")
-        mine = (of_pool.owner[index] == grant.id) & (of_pool.state[index] == HELD)
+        self._let_go(grant, of_pool, self._own(grant, of_pool, handles, "lets go of"), state)
+        self.owners.trim(grant, of_pool)
+
+    def _own(self, grant: Grant, pool: Pool, handles: Handles, verb: str) -> Pages:
+        self._check_open(grant)
+        index = self.owners.valid(pool, handles)
+        self.owners.check_distinct(pool, index, "part with")
+        mine = (pool.owner[index] == grant.id) & (pool.state[index] == HELD)
         if not mine.all():
             at = int(index[int(np.argmin(mine))])
-            raise InvariantError([f"{grant.owner!r} lets go of {self.owners.describe(of_pool, at)}"])
-        self._let_go(grant, of_pool, index, state)
-        self.owners.trim(grant, of_pool)
+            raise InvariantError([f"{grant.owner!r} {verb} {self.owners.describe(pool, at)}"])
+        return index
 
     def _let_go(self, grant: Grant, pool: Pool, index: Pages, state: int) -> None:
         # The one way in which pages leave a grant: freed or cached, claimed ones to their transfer.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from halocline.memory.budget import Budget
+from halocline.memory.evictable import Ranking
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.owners import Owners
 from halocline.memory.pins import PinBoard
@@ -50,6 +51,7 @@ class Books:
     pools: list[Pool]
     owners: Owners
     pins: PinBoard
+    ranking: Ranking
 
 
 def audit(books: Books) -> list[Violation]:
@@ -57,7 +59,7 @@ def audit(books: Books) -> list[Violation]:
     found = [*_slabs(books), *_budget(books), *_loans(books)]
     for pool, shape in zip(books.pools, books.layout.pools, strict=True):
         found += [*_places(shape.name, pool), *_counters(books, shape.name, pool), *_grants(books, shape.name, pool)]
-        found += [*_pins(books, shape.name, pool), *_queue(shape.name, pool)]
+        found += [*_pins(books, shape.name, pool), *_queue(books, shape.name, pool)]
     return found
 
 
@@ -220,9 +222,19 @@ def _pins(books: Books, name: str, pool: Pool) -> Iterator[Violation]:
     yield from differ("L5", f"{name}: pinned slabs", books.budget.pinned_slabs[pool.number], len(slabs))
 
 
-def _queue(name: str, pool: Pool) -> Iterator[Violation]:
+def _queue(books: Books, name: str, pool: Pool) -> Iterator[Violation]:
     # L6: evictable and cached are the same pages.
     waiting, cached = pool.queue.waiting(), np.flatnonzero(pool.state == CACHED)
     yield from differ("L6", f"{name}: evictable pages", pool.queue.length, len(waiting))
-    if not np.array_equal(np.sort(waiting), cached):
-        yield Violation("L6", f"{name}: {len(waiting)} pages wait for eviction, {len(cached)} are cached")
+    member = books.ranking.member[pool.number]
+    ranked = np.flatnonzero(member)
+    if not np.array_equal(np.sort(np.concatenate((waiting, ranked))), cached):
+        wait = len(waiting) + len(ranked)
+        yield Violation("L6", f"{name}: {wait} pages wait for eviction, {len(cached)} are cached")
+    ids, counts = np.unique(member[ranked], return_counts=True)
+    there = {unit.id: unit.left[pool.number] for unit in books.ranking.units.values() if unit.left[pool.number]}
+    if there != dict(zip(ids.tolist(), counts.tolist(), strict=True)):
+        yield Violation("L6", f"{name}: the units' pages are not those that say so")
+    order = sorted(books.ranking.units[unit_id].order for unit_id in there)
+    if order != books.ranking.by_pool[pool.number]:
+        yield Violation("L6", f"{name}: the order of units is not the order of their worth")

@@ -128,6 +128,11 @@ class Grant:
         for lender, pages in self._settle(pool, count - own):
             lender.asked[pool] -= pages
 
+    def give_away(self, pool: int, count: int) -> None:
+        """Take `count` own pages off the books with the demand that covered them: the room stays as it is."""
+        self.taken[pool] -= count
+        self.asked[pool] -= count
+
     def raise_demand(self, pool: int, count: int) -> None:
         """Raise the demand by `count` pages; borrowed pages become the grant's own first."""
         self.asked[pool] += count

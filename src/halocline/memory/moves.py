@@ -19,12 +19,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from halocline.memory.budget import Budget
+from halocline.memory.evictable import NO_UNIT, Ranking
 from halocline.memory.grant import Move, Refusal
 from halocline.memory.pins import PinBoard
 from halocline.memory.pool import CACHED, FREE, HELD, Pages, Pool
 from halocline.memory.reclaim import Plan, Pressure, reclaim_plan
 from halocline.units import ceil_div
 
+LOOKED_AT = 4096
+"""How many loose pages are looked at beyond those that must go, to find slabs that empty."""
 NO_PAGES: Pages = np.zeros(0, np.int64)
 
 
@@ -47,7 +50,7 @@ class _Shift:
     """Places left behind in slabs that stay; still marked live so that no other move goes there."""
 
 
-def reclaim_for(pools: list[Pool], budget: Budget, extra: list[int]) -> Plan | Refusal:
+def reclaim_for(pools: list[Pool], budget: Budget, ranking: Ranking, extra: list[int]) -> Plan | Refusal:
     """Ask `reclaim_plan` what must go so that `extra` new pages per pool find places."""
     pressure = Pressure(
         slabs=budget.slabs,
@@ -57,24 +60,68 @@ def reclaim_for(pools: list[Pool], budget: Budget, extra: list[int]) -> Plan | R
         pinned_slabs=tuple(budget.pinned_slabs),
         fixed=tuple(map(int.__add__, budget.held, extra)),
         cached=tuple(budget.cached),
+        ranked=tuple(cached - pool.queue.length for cached, pool in zip(budget.cached, pools, strict=True)),
+        units=ranking.in_order,
     )
     return reclaim_plan(pressure)
 
 
-def make_room(pools: list[Pool], budget: Budget, pins: PinBoard, extra: list[int], plan: Plan) -> Room:
+def make_room(
+    pools: list[Pool], budget: Budget, ranking: Ranking, pins: PinBoard, extra: list[int], plan: Plan
+) -> Room:
     """Carry out `plan`, gather for deferred pins, and vacate slabs until `extra` pages per pool find free places."""
     room = Room(evicted=[[] for _ in pools])
+    for unit, count in plan.units:
+        for pool, index in zip(pools, ranking.pop(unit, count), strict=True):
+            if len(index):
+                evict(pool, budget, index, room)
     for pool, count in zip(pools, plan.evict, strict=True):
         if count:
-            evict(pool, budget, pool.queue.pop(count), room)
-    shifts = [_gather(pool, budget, pins, room) if pins.waits_in(pool.number) else _Shift() for pool in pools]
+            loose = _loose(pool, count, extra[pool.number])
+            pool.queue.remove(loose)
+            evict(pool, budget, loose, room)
+    shifts = [_gather(pool, budget, ranking, pins, room) if pins.waits_in(pool.number) else _Shift() for pool in pools]
     for pool, slabs in zip(pools, _slabs_to_vacate(pools, shifts, extra), strict=True):
         if slabs:
-            _vacate(pool, budget, slabs, shifts[pool.number], room)
+            _vacate(pool, budget, ranking, slabs, shifts[pool.number], room)
     for pool, shift in zip(pools, shifts, strict=True):
         if len(shift.sources):
             pool.drop(shift.sources)
     return room
+
+
+def _loose(pool: Pool, count: int, extra: int) -> Pages:
+    # The loose pages to evict. Where they are alike, slabs of nothing but loose pages go as far as the pool gives slabs
+    # away; the rest comes from the slabs with the fewest, whose holes the new pages fill, so that whole ones are left.
+    loose = pool.queue.first(count if pool.queue.is_ordered else count + LOOKED_AT)
+    if len(loose) <= count or pool.per_slab == 1:
+        return loose[:count]
+    slabs, slab, there = np.unique(pool.place[loose] // pool.per_slab, return_inverse=True, return_counts=True)
+    staying = np.asarray([pool.fill[each] for each in slabs.tolist()]) - there
+    given = max(0, pool.slabs - ceil_div(pool.live_pages - count + extra, pool.per_slab))
+    order = np.argsort(staying, kind="stable")
+    rank = np.empty(len(slabs), np.int64)
+    rank[order[:given]] = np.arange(len(order[:given]))
+    rank[order[given:]] = len(order) - np.arange(len(order[given:]))
+    chosen: Pages = loose[np.argsort(rank[slab], kind="stable")][:count]
+    return chosen
+
+
+def withdraw(pool: Pool, ranking: Ranking, index: Pages) -> None:
+    """Take cached pages out of the order of eviction, loose ones and those of units."""
+    ranked = ranking.member[pool.number][index] != NO_UNIT
+    if ranked.any():
+        ranking.take_out(pool.number, index[ranked])
+        index = index[~ranked]
+    pool.queue.remove(index)
+
+
+def in_order(pool: Pool, ranking: Ranking, index: Pages) -> Pages:
+    """Return cached pages in the order in which they would go one by one: loose ones first."""
+    ids = ranking.member[pool.number][index]
+    loose, ranked = index[ids == NO_UNIT], index[ids != NO_UNIT].tolist()
+    ranked.sort(key=lambda at: ranking.units[int(ranking.member[pool.number][at])].order)
+    return np.concatenate((pool.queue.in_order(loose), np.asarray(ranked, np.int64)))
 
 
 def evict(pool: Pool, budget: Budget, index: Pages, room: Room) -> None:
@@ -84,15 +131,15 @@ def evict(pool: Pool, budget: Budget, index: Pages, room: Room) -> None:
     budget.cached[pool.number] -= len(index)
 
 
-def _gather(pool: Pool, budget: Budget, pins: PinBoard, room: Room) -> _Shift:
+def _gather(pool: Pool, budget: Budget, ranking: Ranking, pins: PinBoard, room: Room) -> _Shift:
     # Packs the held pages into max(pinned, ceil(held / k)) slabs; then every deferred pin of the pool comes into force.
     keepers, held_elsewhere = _keepers(pool, budget)
     places = pool.pages_of(keepers)
     missing = len(held_elsewhere) - int(np.count_nonzero(pool.live[places] == 0))
     if missing > 0:
         cached = pool.index_at[places]
-        cached = pool.queue.in_order(cached[pool.state[cached] == CACHED])[:missing]
-        pool.queue.remove(cached)
+        cached = in_order(pool, ranking, cached[pool.state[cached] == CACHED])[:missing]
+        withdraw(pool, ranking, cached)
         evict(pool, budget, cached, room)
     targets = places[pool.live[places] == 0][: len(held_elsewhere)]
     pool.occupy(targets)
@@ -145,7 +192,7 @@ def _slabs_to_vacate(pools: list[Pool], shifts: list[_Shift], extra: list[int]) 
     return chosen
 
 
-def _vacate(pool: Pool, budget: Budget, slabs: list[int], shift: _Shift, room: Room) -> None:
+def _vacate(pool: Pool, budget: Budget, ranking: Ranking, slabs: list[int], shift: _Shift, room: Room) -> None:
     # Moves all pages of `slabs` into the holes of the pool's other slabs, and gives the slabs back.
     pool.hide(slabs)
     places = pool.pages_of(slabs)
@@ -154,9 +201,9 @@ def _vacate(pool: Pool, budget: Budget, slabs: list[int], shift: _Shift, room: R
     hidden = sum(pool.per_slab - pool.fill[slab] for slab in slabs)
     excess = len(moving) - (pool.holes - hidden)
     if excess > 0:  # only beside a gather, whose sources are holes that no other move may fill
-        cached = pool.queue.in_order(moving[pool.state[moving] == CACHED])[:excess]
+        cached = in_order(pool, ranking, moving[pool.state[moving] == CACHED])[:excess]
         moving = np.setdiff1d(moving, cached)
-        pool.queue.remove(cached)
+        withdraw(pool, ranking, cached)
         _evict_hidden(pool, budget, cached, room)
     if len(moving):
         _shift(pool, pool.place[moving].astype(np.int64), pool.take(len(moving)), room)

@@ -1,0 +1,91 @@
+"""What becomes of the tree when pages die: tombstones, and the cascade.
+
+    a window page or state died    its place is a tombstone (L8: no page, no mapping)
+    a full page died               its granule and all below it can never be matched again: their other pages are
+                                   evicted with it, the nodes below are removed, the node is cut before the granule
+    a node owns nothing            it is removed, from the leaves up, unless a request's locked path ends there
+
+A locked path is whole in the full pool, so nothing below a page that died can be locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from halocline.cache.forest import Forest
+from halocline.cache.marks import Marks
+from halocline.cache.node import TOMBSTONE, Mark, Node
+from halocline.memory.arena import Arena
+from halocline.memory.grant import NO_HANDLES, Handles
+from halocline.memory.pool import INDEX_MASK
+
+
+class Decay:
+    """Takes dead pages out of a forest."""
+
+    def __init__(self, arena: Arena, forest: Forest, full: Sequence[int], marks: Marks) -> None:
+        self._arena = arena
+        self._forest = forest
+        self._full = full
+        self._marks = marks
+
+    def forget(self, died: Sequence[Handles]) -> list[Handles]:
+        """Make tombstones of `died` (per pool); return what the cascade evicted beyond them, per pool.
+
+        To be called with every `Commit.evicted`, before anything else is asked of the tree.
+        """
+        touched: dict[int, Node] = {}
+        cuts: dict[int, int] = {}
+        marks: list[Mark] = []
+        for pool, handles in enumerate(died):
+            if len(handles) == 0:
+                continue
+            index = handles & INDEX_MASK
+            for node in self._forest.owners(pool, index):
+                touched[node.id] = node
+                marks += self._marks.near(node)
+                gone = np.flatnonzero(np.isin(node.pages[pool], handles))
+                node.pages[pool][gone] = TOMBSTONE
+                if pool in self._full:
+                    granule = int(gone[0]) // self._forest.shape.pages_per_granule[pool]
+                    cuts[node.id] = min(granule, cuts.get(node.id, granule))
+            self._forest.disown(pool, index)
+        extra: list[list[Handles]] = [[NO_HANDLES] for _ in died]
+        for node_id, granule in cuts.items():
+            if node_id in self._forest.nodes:
+                marks += self._cut(self._forest.nodes[node_id], granule, extra)
+        self._marks.died(marks)
+        for node in touched.values():
+            self.prune(node)
+        return [np.concatenate(parts) for parts in extra]
+
+    def prune(self, node: Node) -> None:
+        """Remove `node` and those above it as far as they own nothing and nothing needs them."""
+        while node.parent is not None and node.id in self._forest.nodes:
+            if node.children or node.locks or not node.is_bare:
+                return
+            self._forest.remove(node)
+            node = node.parent
+
+    def _cut(self, node: Node, granules: int, extra: list[list[Handles]]) -> list[Mark]:
+        # Returns the marks whose tails have lost pages.
+        marks = [mark for child in list(node.children.values()) for mark in self._cut(child, 0, extra)]
+        if node.mark is not None:
+            marks.append(node.mark)
+        for pool, handles in enumerate(node.pages):
+            per_granule = self._forest.shape.pages_per_granule[pool]
+            below = handles[granules * per_granule :]
+            rest = below[below != TOMBSTONE]
+            if len(rest):
+                self._arena.evict(pool, rest)
+                self._forest.disown(pool, rest & INDEX_MASK)
+                extra[pool].append(rest)
+                below[below != TOMBSTONE] = TOMBSTONE
+        if granules:
+            self._forest.shorten(node, granules)
+        else:
+            assert not node.locks, "a request's locked path ends at a page that died"
+            self._forest.remove(node)
+        return marks

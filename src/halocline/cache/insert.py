@@ -1,0 +1,238 @@
+"""How a request's pages become the tree's: merged with what the tree has already, page by page.
+
+    in the tree   the page is there                         a tombstone, or nothing yet
+    request's     out of its window: freed                  out of its window: cached in that place
+    own page      else freed, and the tree's is locked      else adopted: the tree's, and locked by the request
+
+The first insertion wins: what the tree has is never replaced, so nobody's page numbers change under him, and the later
+request swaps to the tree's handles. Both computed the same from the same tokens. As tombstones are filled from the same
+insertion, the tree is whole in every pool over the window when the request has swapped.
+
+All of it is neutral for held + promised: freed pages give their room back before the tree's are locked in their place,
+adopted ones take their demand along. Pages out of the window go first, because they may be borrowed from a step grant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from halocline.cache.forest import Forest
+from halocline.cache.keys import Key
+from halocline.cache.locks import Lock, LockBook
+from halocline.cache.match import Resume
+from halocline.cache.node import TOMBSTONE, Node, Shape, gather, scatter, tombstones
+from halocline.errors import InvariantError
+from halocline.memory.arena import Arena
+from halocline.memory.demand import Demand
+from halocline.memory.grant import NO_HANDLES, Handles, Refusal
+from halocline.memory.pool import INDEX_MASK
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Pages of one pool that a request holds itself, in a row."""
+
+    first_page: int
+    """Page number of the first one, from position 0 of the request."""
+    handles: Handles
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """How far a request has come: what it has computed, and which of its own pages the tree gets."""
+
+    lock: Lock
+    key: Key
+    end_tokens: int
+    """Up to here whole granules are inserted; the end of the locked path when nothing is."""
+    computed_tokens: int
+    """The next position to compute: windows have passed what it does not read."""
+    own: Sequence[Own]
+    """Per pool: all own pages of the range that a position from `computed_tokens` on reads, and earlier ones that are
+    still held; of a state pool the checkpoint at `end_tokens`, or nothing. They are the tree's afterwards, or gone."""
+    protect: bool = False
+    """Whether `end_tokens` is the last boundary of a prompt or of an output: somebody may come back to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """What came of an advance, for whoever keeps the request's page table."""
+
+    swapped: tuple[Own, ...]
+    """Per pool: the tree's pages that stand in place of the request's own ones now, all locked by it."""
+    branch: Node | None
+    """The node at whose end the request left what was in the tree before, if it did."""
+
+
+class Inserter:
+    """Insertion into one forest."""
+
+    def __init__(self, arena: Arena, forest: Forest, locks: LockBook, resume: Resume) -> None:
+        self._arena = arena
+        self._forest = forest
+        self._locks = locks
+        self._resume = resume
+        self._pools = (*locks.full, *locks.windows)
+
+    def advance(self, step: Sequence[Advance]) -> list[Inserted]:
+        """Take all requests of a step forward: their whole granules into the tree, their window locks up to date."""
+        plans = [self._plan(each) for each in step]
+        for each, plan in zip(step, plans, strict=True):
+            for merge in plan.merges:
+                self._settle_gone(each.lock, plan.path(), merge)
+        self._locks.pass_windows([(each.lock, each.computed_tokens) for each in step])
+        return [self._settle(each, plan) for each, plan in zip(step, plans, strict=True)]
+
+    def _plan(self, each: Advance) -> _Insertion:
+        shape, lock = self._forest.shape, each.lock
+        start, end = lock.node.end, each.end_tokens // shape.granule_tokens
+        if each.end_tokens % shape.granule_tokens or not start <= end or each.end_tokens > each.computed_tokens:
+            why = f"inserts from {start * shape.granule_tokens} to {each.end_tokens} of {each.computed_tokens} computed"
+            raise InvariantError([f"{lock.grant.owner!r} {why}"])
+        if start == end:
+            return _Insertion(lock.node, start, None, [])
+        node, branch = self._grow(lock, each.key, end)
+        self._locks.lead_to(lock, node)  # at once, so that nobody else of this step lengthens that node
+        return _Insertion(node, start, branch, [self._merge(pool, (start, end), each) for pool in self._pools])
+
+    def _settle(self, each: Advance, plan: _Insertion) -> Inserted:
+        swapped = [Own(0, NO_HANDLES)] * self._forest.shape.pools
+        for merge in plan.merges:
+            self._settle_kept(each.lock, plan.path(), merge)
+            swapped[merge.pool] = self._record(each.lock, plan.path(), merge)
+        self._insert_states(each.lock, each.own)
+        return Inserted(tuple(swapped), plan.branch)
+
+    def _grow(self, lock: Lock, key: Key, end: int) -> tuple[Node, Node | None]:
+        # The node that ends after `end` granules, made if it is missing; and where the request left the tree.
+        forest, unit = self._forest, self._forest.shape.granule_bytes
+        walk = forest.walk(key, end, lock.node)
+        parent = forest.split_at(walk) or lock.node
+        if walk.granules == end:
+            return parent, None
+        branch = parent if parent.children and not parent.is_root else None
+        data, pages = key.data[walk.granules * unit : end * unit], tombstones(forest.shape, end - walk.granules)
+        if parent is lock.node and self._is_open_ended(parent):
+            forest.extend(parent, data, pages)
+            return parent, None
+        return forest.grow(parent, data, pages), branch
+
+    def _is_open_ended(self, node: Node) -> bool:
+        # Whether only the one request that is growing `node` knows its end: it may then just become longer.
+        has_state = any(node.pages[pool][0] != TOMBSTONE for pool in self._forest.shape.states if not node.is_root)
+        return not (node.is_root or node.children or node.locks > 1 or node.mark or has_state)
+
+    def _merge(self, pool: int, run: tuple[int, int], each: Advance) -> _Merge:
+        per_granule, own = self._forest.shape.pages_per_granule[pool], each.own[pool]
+        first, last = run[0] * per_granule, run[1] * per_granule
+        mine = np.full(last - first, TOMBSTONE, np.int64)
+        low, high = max(first, own.first_page), min(last, own.first_page + len(own.handles))
+        if low < high:
+            mine[low - first : high - first] = own.handles[low - own.first_page : high - own.first_page]
+        kept_from = min(last, max(first, self._resume.first_page(pool, each.computed_tokens)))
+        if (mine[kept_from - first :] == TOMBSTONE).any():
+            who = each.lock.grant.owner
+            raise InvariantError([f"{who!r} inserts pages {kept_from} to {last} of pool {pool} without holding them"])
+        return _Merge(pool, first, kept_from, mine)
+
+    def _settle_gone(self, lock: Lock, path: list[Node], merge: _Merge) -> None:
+        # Pages that the window has passed: duplicates are freed, the others cached.
+        merge.look(path, self._forest.shape)
+        gone = slice(0, merge.kept_from - merge.first_page)
+        mine, theirs = merge.mine[gone], merge.theirs[gone]
+        there = mine != TOMBSTONE
+        double, new = mine[there & (theirs != TOMBSTONE)], mine[there & (theirs == TOMBSTONE)]
+        if len(double):
+            self._arena.free(lock.grant, merge.pool, double)
+        if len(new):
+            self._arena.cache(lock.grant, merge.pool, new)
+        self._write(path, merge, gone)
+
+    def _settle_kept(self, lock: Lock, path: list[Node], merge: _Merge) -> None:
+        # Pages that the request still reads: duplicates are swapped for the tree's, the others adopted.
+        merge.look(path, self._forest.shape)
+        pool, kept = merge.pool, slice(merge.kept_from - merge.first_page, None)
+        mine, theirs = merge.mine[kept], merge.theirs[kept]
+        there = theirs != TOMBSTONE
+        double, taken, new = mine[there], theirs[there], mine[~there]
+        if len(new):
+            self._arena.adopt(lock.grant, self._only(pool, new))
+            self._locks.count_in(lock, pool, new & INDEX_MASK)
+        if len(double):
+            self._arena.free(lock.grant, pool, double)
+            lockers = self._forest.books[pool].lockers[taken & INDEX_MASK]
+            fresh = taken[lockers == 0]
+            covered = len(taken) if pool in self._locks.full else len(fresh)
+            less = [covered if number == pool else 0 for number in range(len(self._arena.pools))]
+            self._arena.shrink(lock.grant, lock.grant.demand.minus(Demand(less)))
+            answer = self._arena.lock(lock.grant, self._only(pool, fresh), lock.grant.demand)
+            assert not isinstance(answer, Refusal), f"the room of freed duplicates is gone: {answer}"
+            self._locks.count_in(lock, pool, taken & INDEX_MASK)
+        self._write(path, merge, kept)
+
+    def _write(self, path: list[Node], merge: _Merge, part: slice) -> None:
+        # Puts what the tree got into the nodes' places.
+        result = np.where(merge.theirs == TOMBSTONE, merge.mine, merge.theirs)[part]
+        scatter(path, self._forest.shape, merge.pool, merge.first_page + (part.start or 0), result)
+        for node in path:
+            self._forest.own(node, merge.pool, node.pages[merge.pool])
+
+    def _record(self, lock: Lock, path: list[Node], merge: _Merge) -> Own:
+        last = merge.first_page + len(merge.mine)
+        handles = gather(path, self._forest.shape, merge.pool, merge.kept_from, last).copy()
+        if merge.pool in self._locks.windows:
+            if len(lock.pages[merge.pool]) == 0:
+                lock.first_page[merge.pool] = merge.kept_from
+            lock.pages[merge.pool] = np.concatenate((lock.pages[merge.pool], handles))
+        return Own(merge.kept_from, handles)
+
+    def _insert_states(self, lock: Lock, own: Sequence[Own]) -> None:
+        # A checkpoint is a copy of its own, of which the request has no further use: cached, or freed as a duplicate.
+        for pool in self._forest.shape.states:
+            handles, node = own[pool].handles, lock.node
+            if len(handles) == 0:
+                continue
+            if node.is_root or node.pages[pool][0] != TOMBSTONE:
+                self._arena.free(lock.grant, pool, handles)
+                continue
+            self._arena.cache(lock.grant, pool, handles)
+            node.pages[pool][0] = handles[0]
+            self._forest.own(node, pool, handles)
+
+    def _only(self, pool: int, handles: Handles) -> list[Handles]:
+        return [handles if number == pool else NO_HANDLES for number in range(len(self._arena.pools))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Insertion:
+    node: Node
+    """Where the inserted range ends."""
+    start: int
+    """The granules before it."""
+    branch: Node | None
+    merges: list[_Merge]
+
+    def path(self) -> list[Node]:
+        """Return the nodes of the range, anew each time: another request of the step may have split one."""
+        return [node for node in self.node.path() if node.end > self.start]
+
+
+class _Merge:
+    """One pool's pages over the inserted range: the request's and the tree's, by page."""
+
+    __slots__ = ("first_page", "kept_from", "mine", "pool", "theirs")
+
+    def __init__(self, pool: int, first_page: int, kept_from: int, mine: Handles) -> None:
+        self.pool = pool
+        self.first_page = first_page
+        self.kept_from = kept_from
+        """The first page that the request still reads."""
+        self.mine = mine
+        self.theirs = NO_HANDLES
+
+    def look(self, path: list[Node], shape: Shape) -> None:
+        """See what the tree has by now: another request of the same step may have brought the same pages."""
+        self.theirs = gather(path, shape, self.pool, self.first_page, self.first_page + len(self.mine)).copy()

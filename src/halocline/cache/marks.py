@@ -1,0 +1,315 @@
+"""Which boundaries are worth keeping, and in which order they go.
+
+A **mark** is a boundary that somebody may come back to: the end of a prompt, the end of an output, a branch that a
+second request revealed, a point where one has resumed. It protects its *tail*: in every window pool the pages of the
+last W - 1 positions before it and of a branch slack before those, and the state at it. The tail is one unit: it lives
+and dies as a whole. The full pages of a node are a unit that goes from its end, and what hangs on them (the tail at the
+node's end, the nodes below) goes first. Everything else is loose and goes before any unit.
+
+What a mark is worth per byte: the tokens that it saves beyond the mark before it on the path, over the bytes that are
+kept for it alone. The order is kept without ever re-sorting: worth = clock + tokens / bytes, set when the mark is made
+or used; the clock rises to the worth of what was evicted last, so what is not used sinks against it.
+
+Two ranks make it scan-resistant. A mark that was used (or continues a path that was) is *proven* and goes after all
+that are not, so one pass over many new sessions drives out new sessions only. At most half of the arena is proven:
+beyond that the least worthy becomes unproven again. And a mark that returns after it was evicted is worth nothing until
+it is used: of sessions that come in turn and do not all fit, those that are here stay, the others pass through (D1).
+
+Worked example (Gemma 3 27B, 16-token pages, 512-token granules, W = 1,024): a new prompt of 24 granules keeps 24 * 40
+MiB of full pages and a tail of 3 * 208 MiB, 1,584 MiB for 12,288 tokens: 7.76 tokens per MiB. One of 4 granules: 2,048
+tokens in 784 MiB, 2.6. The second goes first if both came together.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from halocline.cache.forest import Forest
+from halocline.cache.ghosts import Digests, Ghosts
+from halocline.cache.locks import LockBook
+from halocline.cache.match import Resume
+from halocline.cache.node import TOMBSTONE, Mark, Node, gather
+from halocline.memory.arena import Arena
+from halocline.memory.evictable import Place
+from halocline.memory.grant import NO_HANDLES, Handles
+from halocline.memory.pool import CACHED, INDEX_MASK
+from halocline.memory.retention import Chunked, Retention, Sliding
+from halocline.units import MIB
+
+NO_MARK = 0
+PROVEN_SHARE = 0.5
+BRANCH_SLACK_TOKENS = 512
+
+
+def reach_of(retention: Retention) -> int:
+    """Return how many tokens before a boundary a tail begins at most."""
+    match retention:
+        case Sliding(window_tokens):
+            return window_tokens
+        case Chunked(chunk_tokens):
+            return chunk_tokens
+        case _:
+            return 0
+
+
+class Marks:
+    """All marks of a forest, and the units that the arena is told."""
+
+    def __init__(self, arena: Arena, forest: Forest, locks: LockBook, resume: Resume, slack_tokens: int) -> None:
+        self._arena = arena
+        self._forest = forest
+        self._locks = locks
+        self._resume = resume
+        self._slack_tokens = slack_tokens
+        self._reach_tokens = slack_tokens + max((reach_of(pool.retention) for pool in arena.layout.pools), default=0)
+        self._strides = [pool.stride_bytes for pool in arena.layout.pools]
+        self._proven_limit = PROVEN_SHARE * arena.layout.arena_bytes
+        self._clock = [0.0, 0.0]
+        self._proven: list[tuple[float, int]] = []
+        """A heap of (worth, mark id); entries are stale where the mark's worth is another by now."""
+        self.proven_bytes = 0
+        """What proven marks keep for themselves."""
+        self._next_id = NO_MARK + 1
+        self.ghosts = Ghosts()
+        self.marks: dict[int, Mark] = {}
+
+    # ---- marks come, are used, and go
+
+    def mark(self, node: Node, prefix: Digests, *, proven: bool, resumed: int) -> None:
+        """Protect the boundary at `node`'s end, reached by a request that resumed after `resumed` granules."""
+        if node.is_root or (node.mark is None and not self.is_whole(node)):
+            return
+        if node.mark is None:
+            node.mark = Mark(self._next_id, node, prefix)
+            self._next_id += 1
+            self.marks[node.mark.id] = node.mark
+            node.mark.returned = not proven and self.ghosts.knows(prefix, resumed)
+        self._value(node.mark, proven=proven or node.mark.proven)
+
+    def use(self, node: Node, prefix: Digests) -> None:
+        """Note that a request resumes at `node`'s end: the boundary is proven."""
+        self.mark(node, prefix, proven=True, resumed=node.end)
+
+    def unlocked(self, loose: Sequence[Handles]) -> None:
+        """Put pages that the last locker has left in their units again."""
+        nodes: dict[int, Node] = {}
+        marks: dict[int, Mark] = {}
+        for pool, handles in enumerate(loose):
+            index = handles & INDEX_MASK
+            if pool in self._locks.full:
+                nodes |= {node.id: node for node in self._forest.owners(pool, index)}
+            else:
+                ids = np.unique(self._forest.books[pool].mark[index]).tolist()
+                marks |= {i: self.marks[i] for i in ids if i != NO_MARK}
+        for node in sorted(nodes.values(), key=lambda node: node.start):
+            self._rank_body(node)
+        for mark in marks.values():
+            self._rank_tail(mark)
+
+    def died(self, marks: Sequence[Mark]) -> None:
+        """Look at marks that lost pages: those whose boundary is void end, and the clock rises to their worth."""
+        for mark in marks:
+            if mark.id not in self.marks:
+                continue
+            node = mark.node
+            if node.id not in self._forest.nodes or not self.is_whole(node):
+                self._clock[mark.proven] = max(self._clock[mark.proven], mark.key)
+                self._end(mark)
+            else:
+                self._rank_tail(mark)
+
+    def is_whole(self, node: Node) -> bool:
+        """Whether a request could resume at `node`'s end (L7)."""
+        return not any((self._tail(node, pool, 0) == TOMBSTONE).any() for pool in self.tail_pools)
+
+    def tail(self, mark: Mark, pool: int) -> Handles:
+        """Return the pages of `mark`'s tail, the branch slack included, that are there."""
+        tail = self._tail(mark.node, pool, self._slack_tokens)
+        there: Handles = tail[tail != TOMBSTONE]
+        return there
+
+    def near(self, node: Node) -> list[Mark]:
+        """Return the marks whose tails may have pages of `node`: at its end and below, as far as windows reach."""
+        found: list[Mark] = []
+        stack = [node]
+        while stack:
+            below = stack.pop()
+            if below.mark is not None:
+                found.append(below.mark)
+            if (below.end - node.end) * self._forest.shape.granule_tokens < self._reach_tokens:
+                stack.extend(below.children.values())
+        return found
+
+    # ---- worth
+
+    @property
+    def tail_pools(self) -> tuple[int, ...]:
+        """The pools of which a mark keeps pages: all but full ones."""
+        return (*self._locks.windows, *self._forest.shape.states)
+
+    def _value(self, mark: Mark, *, proven: bool) -> None:
+        mark.returned = mark.returned and not proven
+        self._set_proven(mark, proven=proven)
+        self._keep(mark)
+        size = self._own_bytes(mark)
+        if mark.proven:
+            self.proven_bytes += size - mark.bytes
+        mark.bytes = size
+        self._set_key(mark)
+        self._limit_proven()
+
+    def _set_key(self, mark: Mark) -> None:
+        saved = (mark.node.end - self._before(mark.node)) * self._forest.shape.granule_tokens
+        key = 0.0 if mark.returned else self._clock[mark.proven] + saved * MIB / max(1, mark.bytes)
+        mark.key = key
+        if mark.proven:
+            heapq.heappush(self._proven, (key, mark.id))
+        self._rank_tail(mark)
+        self._refresh_worth(mark.node)
+
+    def _set_proven(self, mark: Mark, *, proven: bool) -> None:
+        if proven != mark.proven:
+            mark.proven = proven
+            self.proven_bytes += mark.bytes if proven else -mark.bytes
+
+    def _limit_proven(self) -> None:
+        while self.proven_bytes > self._proven_limit and self._proven:
+            key, mark_id = heapq.heappop(self._proven)
+            mark = self.marks.get(mark_id)
+            if mark is not None and mark.proven and mark.key == key:
+                self._clock[True] = max(self._clock[True], key)
+                self._set_proven(mark, proven=False)
+                self._set_key(mark)
+
+    def _before(self, node: Node) -> int:
+        # The granules up to the mark before `node`'s on its path.
+        above = node.parent
+        while above is not None and above.mark is None:
+            above = above.parent
+        return above.end if above is not None else 0
+
+    def _own_bytes(self, mark: Mark) -> int:
+        shape = self._forest.shape
+        size = 0
+        for pool in self._locks.full:
+            size += (mark.node.end - self._before(mark.node)) * shape.pages_per_granule[pool] * self._strides[pool]
+        for pool in self.tail_pools:
+            size += len(self._kept(mark, pool)) * self._strides[pool]
+        return size
+
+    def _refresh_worth(self, node: Node | None) -> None:
+        # A node is worth as much as the best mark at its end or below.
+        while node is not None and not node.is_root:
+            worths = [child.worth for child in node.children.values()]
+            worth = max([node.mark.worth if node.mark is not None else 0.0, *worths])
+            if worth == node.worth:
+                return
+            node.worth = worth
+            if node.body is not None and any(node.body.left):
+                self._arena.value(node.body, worth)
+            node = node.parent
+
+    # ---- units
+
+    def _rank_body(self, node: Node) -> None:
+        # The node's full pages, deepest first; tails and nodes below hang on them.
+        for pool in self._locks.full:
+            handles = node.pages[pool][::-1]
+            if node.body is not None and any(node.body.left):
+                self._arena.unrank(node.body)
+            node.body = None
+            if (self._arena.pools[pool].state[handles & INDEX_MASK] != CACHED).any():
+                return
+            above = node.parent.body if node.parent is not None else None
+            above = above if above is not None and any(above.left) else None
+            place = Place(2 * node.end, self._forest.shape.pages_per_granule[pool], above)
+            node.body = self._arena.rank(self._only(pool, handles), node.worth, place)
+            hanging = [child.body for child in node.children.values()]
+            hanging.append(node.mark.tail if node.mark is not None else None)
+            for unit in hanging:
+                if unit is not None and any(unit.left):
+                    self._arena.ranking.hang(unit, node.body)
+
+    def _rank_tail(self, mark: Mark) -> None:
+        # The pages that the mark keeps and nobody locks.
+        self._unrank_tail(mark)
+        self._keep(mark)
+        pages: list[Handles] = [NO_HANDLES for _ in self._arena.pools]
+        for pool in self.tail_pools:
+            kept = self._kept(mark, pool)
+            kept = kept[self._arena.pools[pool].state[kept & INDEX_MASK] == CACHED]
+            pages[pool] = kept
+            if (self._arena.ranking.member[pool][kept & INDEX_MASK] != 0).any():
+                self._arena.requeue(pool, kept)
+        if any(map(len, pages)):
+            body = mark.node.body
+            over = body if body is not None and any(body.left) else None
+            mark.tail = self._arena.rank(pages, mark.worth, Place(2 * mark.node.end + 1, 0, over))
+
+    def _unrank_tail(self, mark: Mark) -> None:
+        if mark.tail is not None and any(mark.tail.left):
+            self._arena.unrank(mark.tail)
+        mark.tail = None
+
+    def _keep(self, mark: Mark) -> None:
+        # Takes over the pages of its tail that no worthier mark keeps.
+        for pool in self.tail_pools:
+            index = self.tail(mark, pool) & INDEX_MASK
+            books = self._forest.books[pool]
+            for other in np.unique(books.mark[index]).tolist():
+                if other == NO_MARK or (other != mark.id and self.marks[other].worth <= mark.worth):
+                    books.mark[index[books.mark[index] == other]] = mark.id
+
+    def _kept(self, mark: Mark, pool: int) -> Handles:
+        tail = self.tail(mark, pool)
+        kept: Handles = tail[self._forest.books[pool].mark[tail & INDEX_MASK] == mark.id]
+        return kept
+
+    def _tail(self, node: Node, pool: int, slack_tokens: int) -> Handles:
+        # The pages before the node's end in a window pool, or its state, tombstones included.
+        shape = self._forest.shape
+        if pool in shape.states:
+            return node.pages[pool]
+        end = node.end * shape.granule_tokens
+        first = self._resume.first_page(pool, end)
+        first = max(0, first - slack_tokens // self._arena.layout.pools[pool].page_tokens)
+        return gather(node.path(), shape, pool, first, node.end * shape.pages_per_granule[pool])
+
+    def _end(self, mark: Mark) -> None:
+        self._unrank_tail(mark)
+        node = mark.node
+        for pool in self.tail_pools:
+            self._forest.books[pool].mark[self._kept(mark, pool) & INDEX_MASK] = NO_MARK
+        self._set_proven(mark, proven=False)
+        self.ghosts.remember(mark.prefix, self._shared(node))
+        del self.marks[mark.id]
+        node.mark = None
+        living: Node | None = node
+        while living is not None and living.id not in self._forest.nodes:
+            living = living.parent
+        self._refresh_worth(living)
+        above = node.parent
+        while above is not None and not above.is_root:
+            if above.mark is not None:  # pages that the ended one kept may be in its tail
+                self._rank_tail(above.mark)
+                break
+            above = above.parent
+
+    def _shared(self, node: Node) -> int:
+        # How far `node`'s prefix is still kept for others: granules up to the last node on its path with another mark.
+        above: Node | None = node
+        while above is not None:
+            if (above is not node and above.mark is not None) or any(
+                child.worth > 0 for child in above.children.values()
+            ):
+                return above.end
+            below, above = above, above.parent
+            if above is not None and any(c is not below and c.worth > 0 for c in above.children.values()):
+                return above.end
+        return 0
+
+    def _only(self, pool: int, handles: Handles) -> list[Handles]:
+        return [handles if number == pool else NO_HANDLES for number in range(len(self._arena.pools))]

@@ -1,0 +1,149 @@
+"""The prefix cache: what is kept when a request leaves, and the only owner of cached pages. The facade of cache/.
+
+    match ----> Match ----> lock ----> Lock ----> advance ... advance ----> close      one request's life
+    (pure)                    `-> Refusal         (after every step)
+
+    Commit.evicted ----> forget                                                         the arena's word, each time
+
+A request opens a `Lock` even when nothing is cached for it: its path ends at the root then. It holds its own pages as
+ever; what it gives the tree stays locked by it until the window has passed it, or until it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from halocline.cache.audit import audit
+from halocline.cache.audit_marks import audit_marks
+from halocline.cache.decay import Decay
+from halocline.cache.forest import Forest
+from halocline.cache.ghosts import digests
+from halocline.cache.insert import Advance, Inserted, Inserter
+from halocline.cache.keys import TOKEN_BYTES, Key
+from halocline.cache.locks import Lock, LockBook
+from halocline.cache.marks import BRANCH_SLACK_TOKENS, Marks
+from halocline.cache.match import Match, Resume, match
+from halocline.cache.node import Shape
+from halocline.errors import InvariantError
+from halocline.memory.arena import Arena
+from halocline.memory.audit import Violation
+from halocline.memory.demand import Demand
+from halocline.memory.grant import Handles, Refusal
+
+
+class Tree:
+    """The radix trees of one arena."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        granule_tokens: int | None = None,
+        granule_bytes: int | None = None,
+        slack_tokens: int = BRANCH_SLACK_TOKENS,
+    ) -> None:
+        """Cache in `arena`; keys have one int32 per token unless `granule_bytes` says how many bytes a granule has."""
+        tokens = arena.layout.granule_tokens if granule_tokens is None else granule_tokens
+        self.arena = arena
+        arena.take_loose_as_alike()
+        self.shape = Shape(arena.layout, tokens, tokens * TOKEN_BYTES if granule_bytes is None else granule_bytes)
+        self.forest = Forest(arena, self.shape)
+        self._resume = Resume(arena.layout, self.shape)
+        self.locks = LockBook(arena, self.forest, self._resume)
+        self._inserter = Inserter(arena, self.forest, self.locks, self._resume)
+        self.marks = Marks(arena, self.forest, self.locks, self._resume, slack_tokens)
+        self._decay = Decay(arena, self.forest, self.locks.full, self.marks)
+
+    # ---- questions
+
+    def match(self, key: Key, limit_tokens: int | None = None) -> Match:
+        """Return the longest boundary, at most `limit_tokens`, at which `key` can be resumed. Changes nothing."""
+        return match(self._resume, self.shape, key, self.forest.walk(key), limit_tokens)
+
+    def boundaries(self, found: Match) -> Iterator[int]:
+        """Yield all boundaries in tokens at which the prompt of `found` can be resumed, longest first, 0 last."""
+        walk = self.forest.walk(found.key, found.boundary_tokens // self.shape.granule_tokens)
+        return (granules * self.shape.granule_tokens for granules in self._resume.boundaries(walk, walk.granules))
+
+    def hot_demand(self, boundary_tokens: int, demand: Demand) -> Demand:
+        """Return what resuming at `boundary_tokens` takes in all, locked pages included, if nobody else locks them.
+
+        For the question whether an empty arena holds it: a locked page stands in place of one of `demand`, but a locked
+        checkpoint stands beside the working state. So hot may cost more than cold, and a shorter boundary may do.
+        """
+        extra = int(boundary_tokens > 0)
+        return Demand(pages + extra * (pool in self.shape.states) for pool, pages in enumerate(demand))
+
+    def audit(self) -> list[Violation]:
+        """Recount everything from scratch; an empty list means that the tree's laws hold."""
+        return [
+            *audit(self.arena, self.forest, self.locks),
+            *audit_marks(self.arena, self.forest, self.locks, self.marks),
+        ]
+
+    # ---- a request's life
+
+    def lock(self, found: Match, boundary_tokens: int, owner: str, demand: Demand) -> Lock | Refusal:
+        """Lock what resuming at `boundary_tokens` reads and reserve the rest of `demand`, all or nothing.
+
+        `demand` is the whole price of the request from that boundary on; what locked pages cover is taken off here.
+        Raises InvariantError if the tree has changed since `found` and cannot resume there any more.
+        """
+        granules = boundary_tokens // self.shape.granule_tokens
+        walk = self.forest.walk(found.key, granules)
+        gone = "the prefix" if walk.granules < granules else self._resume.missing(walk, granules)
+        if gone is not None or boundary_tokens % self.shape.granule_tokens or boundary_tokens >= found.key.tokens:
+            raise InvariantError([f"{owner!r} locks up to {boundary_tokens}, a boundary of a stale match: {gone}"])
+        lock = self.locks.lock(owner, walk, self.forest.root(found.key.namespace), demand)
+        if isinstance(lock, Refusal):
+            self.forest.drop_root(found.key.namespace)
+        else:
+            lock.namespace = found.key.namespace
+            lock.resumed = granules
+            lock.revealed_tokens = found.full_tokens
+            if granules:
+                self.marks.use(lock.node, digests(found.key, granules, self.shape.granule_bytes))
+        return lock
+
+    def advance(self, step: Sequence[Advance]) -> list[Inserted]:
+        """Take the requests of a step forward: insert their whole granules, end what their windows have passed."""
+        done = self._inserter.advance(step)
+        for each, inserted in zip(step, done, strict=True):
+            self._protect(each, inserted)
+        self.marks.unlocked(self.locks.unlocked())
+        return done
+
+    def drop_states(self, lock: Lock) -> None:
+        """End the lock of the checkpoint that a request resumed from: it has been copied."""
+        self.locks.drop_states(lock)
+        self.marks.unlocked(self.locks.unlocked())
+
+    def loosened(self, handles: Sequence[Handles]) -> None:
+        """Be told of pages of the tree (per pool) that became evictable because a pin has ended."""
+        self.marks.unlocked(handles)
+
+    def close(self, lock: Lock) -> None:
+        """End `lock`: what only it locked is evictable. The grant and the request's own pages are the caller's."""
+        node = lock.node
+        self.locks.close(lock)
+        self.marks.unlocked(self.locks.unlocked())
+        self._decay.prune(node)
+        self.forest.drop_root(lock.namespace)
+
+    def _protect(self, each: Advance, inserted: Inserted) -> None:
+        # The end of a prompt or an output; and the branch where this request left what another one had brought.
+        lock, unit = each.lock, self.shape.granule_bytes
+        branch = inserted.branch
+        if branch is not None and branch.end > lock.resumed:
+            self.marks.mark(branch, digests(each.key, branch.end, unit), proven=False, resumed=lock.resumed)
+        if each.protect:
+            prefix = digests(each.key, lock.node.end, unit)
+            self.marks.mark(lock.node, prefix, proven=lock.resumed > 0, resumed=lock.resumed)
+
+    # ---- eviction
+
+    def forget(self, died: Sequence[Handles]) -> list[Handles]:
+        """Take pages that a commit evicted out of the tree, and what can never be matched without them.
+
+        Call it with every `Commit.evicted`, before anything else; returns what it evicted beyond, per pool.
+        """
+        return self._decay.forget(died)
