@@ -64,11 +64,22 @@ class PoolTables:
     """Shape (segments + 1,)."""
     first_page: NDArray[np.int32]
     """Index of the first listed page in its request, shape (segments,)."""
+    write_from: NDArray[np.int32]
+    """Position from which on a segment writes into this pool, shape (segments,). Positions of the segment below it are
+    computed and read, but their pages belong to the prefix cache and must not be written: others read them now."""
+
+
+class Copy(msgspec.Struct, frozen=True, gc=False):
+    """Copy page `source` of state pool `pool` onto page `target`: page numbers, as after the step's moves."""
+
+    pool: int
+    source: int
+    target: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the backend must do, in this order: the moves, then one packed forward, then sampling."""
+    """What the backend must do, in this order: moves, copies, one packed forward, saves, sampling."""
 
     step: int
     moves: tuple[Move, ...]
@@ -82,6 +93,11 @@ class StepPlan:
     """Shape (segments + 1,); segment i owns rows [query_starts[i], query_starts[i + 1])."""
     tables: tuple[PoolTables, ...]
     """One per pool, in the order of `ArenaLayout.pools`."""
+    copies: tuple[Copy, ...] = ()
+    """Before the forward: checkpoints of the prefix cache become working states. Targets are distinct, and no source is
+    a target."""
+    saves: tuple[Copy, ...] = ()
+    """After the forward: working states, as they are after their segment, become checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)

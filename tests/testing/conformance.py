@@ -97,4 +97,9 @@ class HandScheduler:
                     held[page] = pages[at] = self.free.pop()
             starts.append(len(pages))
             firsts.append(first)
-        return PoolTables(np.array(pages, np.int32), np.array(starts, np.int32), np.array(firsts, np.int32))
+        return PoolTables(
+            np.array(pages, np.int32),
+            np.array(starts, np.int32),
+            np.array(firsts, np.int32),
+            np.zeros(len(firsts), np.int32),
+        )

@@ -15,7 +15,7 @@ from halocline.engine.messages import (
     Submit,
     TokenReport,
 )
-from halocline.schedule.events import Abort, Accepted, Arrive, Event, Failed, NewToken, Rejected, Update
+from halocline.schedule.events import Abort, Accepted, Admitted, Arrive, Event, Failed, NewToken, Rejected, Update
 from halocline.step import TokenLogprobs
 
 
@@ -31,10 +31,10 @@ def event_of(command: Command) -> Event:
 
 def reports_of(updates: Iterable[Update]) -> tuple[SequenceReport, ...]:
     """Return what the front end is told of `updates`, in the same order."""
-    return tuple(map(_report_of, updates))
+    return tuple(_report_of(update) for update in updates if not isinstance(update, Admitted))
 
 
-def _report_of(update: Update) -> SequenceReport:
+def _report_of(update: Accepted | Rejected | NewToken | Failed) -> SequenceReport:
     match update:
         case NewToken(request_id, token_id, logprobs, finish_reason):
             return TokenReport(request_id, token_id, _logprobs_of(logprobs), finish_reason)

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from halocline.cache.keys import EVERYBODY, Namespace
 from halocline.params import SamplingParams
 from halocline.step import TokenLogprobs
 
@@ -30,6 +31,8 @@ class Arrive:
     """Seed of the sampling noise, resolved."""
     priority: int = 0
     """Lower is more senior; equal priorities are served in order of arrival."""
+    namespace: Namespace = EVERYBODY
+    """Whose cached prefixes it may use, and who may use its own: all that changes KV besides the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,14 @@ class Rejected:
     """`context_length_exceeded` when it is too long, else `invalid_request` or `overloaded`."""
 
 
+class Admitted(msgspec.Struct, frozen=True, gc=False):
+    """The request began to compute. Told once, at its first admission: a return after a retraction is no news."""
+
+    request_id: str
+    cached_tokens: int
+    """Tokens of its prompt that need no computing, because the prefix cache had them."""
+
+
 class NewToken(msgspec.Struct, frozen=True, gc=False):
     """One more output token; with a finish reason it is the last one (or, on abort, there is no token).
 
@@ -84,7 +95,7 @@ class Failed:
     message: str
 
 
-Update = Accepted | Rejected | NewToken | Failed
+Update = Accepted | Rejected | Admitted | NewToken | Failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,30 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheFigures:
+    """What the prefix cache has done since the start, and what it has now."""
+
+    looked_up_tokens: int
+    """Prompt tokens of all first admissions."""
+    hit_tokens: int
+    """Of these, the ones that did not have to be computed."""
+    lookups: dict[str, int]
+    """Admissions by the reason why the cached prefix was not longer: see `halocline.cache.match.Reason`."""
+    shortened: int
+    """Admissions at a shorter boundary than the longest, because the longest would have taken too much memory."""
+    resumed_tokens: int
+    """Tokens of retracted requests that came back without computing them again."""
+    waited: int
+    """Requests that waited for a prefix that another one was computing."""
+    evicted_pages: tuple[int, ...]
+    """Cached pages that died for others, per pool."""
+    nodes: int
+    """Nodes of the tree now."""
+    cached_bytes: int
+    """Bytes of pages that nobody locks now: they can be evicted."""
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerFigures:
     """A snapshot: requests by state now, counts since the start, and the arena's bytes."""
 
@@ -46,6 +70,8 @@ class SchedulerFigures:
     totals: Totals
     """A copy: it does not change afterwards."""
     arena: ArenaFigures
+    cache: CacheFigures | None = None
+    """None where the prefix cache is off."""
 
     @property
     def running(self) -> int:

@@ -64,7 +64,14 @@ def _tables(pools: int, holdings: Sequence[Holding]) -> tuple[PoolTables, ...]:
     tables = []
     for pool in range(pools):
         places = [holding.places[pool] for holding in holdings]
-        tables.append(PoolTables(np.concatenate(places), _starts(list(map(len, places))), _first_pages(holdings, pool)))
+        tables.append(
+            PoolTables(
+                np.concatenate(places),
+                _starts(list(map(len, places))),
+                _first_pages(holdings, pool),
+                np.zeros(len(holdings), dtype=np.int32),
+            )
+        )
     return tuple(tables)
 
 

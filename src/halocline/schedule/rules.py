@@ -32,6 +32,14 @@ class Rules:
     """The model's end-of-sequence tokens."""
     max_waiting_requests: int = 4096
     """An arrival beyond this many waiting requests is refused as `overloaded`."""
+    prefix_cache: bool = True
+    """Whether pages of requests that left are kept for others that begin alike."""
+    prefill_delay_seconds: float = 0.0
+    """How long a new prefill may be held back for a fuller batch while others decode; 0 turns it off."""
+    prefill_delay_tokens: int = 2048
+    """The batch that is waited for: so many tokens to prefill end the delay at once."""
+    prefill_delay_low_bytes: int = 0
+    """Nothing is held back while running requests hold fewer bytes of the arena: the device would idle."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -44,6 +52,9 @@ class Rules:
                 ("vocab_size", self.vocab_size, 1),
                 ("default_max_tokens", self.default_max_tokens, 1),
                 ("max_waiting_requests", self.max_waiting_requests, 1),
+                ("prefill_delay_seconds", self.prefill_delay_seconds, 0),
+                ("prefill_delay_tokens", self.prefill_delay_tokens, 1),
+                ("prefill_delay_low_bytes", self.prefill_delay_low_bytes, 0),
             )
             if value < least
         ]

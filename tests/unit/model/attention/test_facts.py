@@ -59,7 +59,9 @@ def test_a_table_that_begins_after_the_window_is_refused(plan: StepPlan, layout:
 
 def test_a_table_that_ends_before_the_chunk_is_refused(plan: StepPlan, layout: ArenaLayout) -> None:
     full = plan.tables[0]
-    short = PoolTables(full.pages[:-1], full.page_starts - np.array([0, 0, 1], np.int32), full.first_page)
+    short = PoolTables(
+        full.pages[:-1], full.page_starts - np.array([0, 0, 1], np.int32), full.first_page, full.write_from
+    )
     with pytest.raises(InvariantError, match="full: segment 1 computes positions 3 to 8 but its pages hold 0 to 7"):
         AttentionStep.of(replace(plan, tables=(short, plan.tables[1])), layout)
 
