@@ -39,7 +39,8 @@ def flags() -> str:
         "* **admission**: `expected:0.9` grants a request its prompt and the 0.9 quantile of the lengths that finished "
         "requests of its class had; `guaranteed` grants all that it may ever need.",
         "* **policy**: `shared` has one arena; `static:0.8` caps each window pool at 0.8 times the full pool's tokens, "
-        "as engines with a split do.\n",
+        "as engines with a split do; `static:0.8:0.9` also caps the pool of recurrent states, at 0.9 bytes per byte of "
+        "all the others (0.9 is what it gets when no second number is given).\n",
         "## A file\n",
         "```yaml\nmodel: gemma3-270m\nkv_bytes: 256MiB\nadmission: guaranteed\n"
         "page_tokens: full=16,sliding-512=16\n```",

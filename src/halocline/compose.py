@@ -149,7 +149,7 @@ def lay_out(config: Config, model_config: PreTrainedConfig, budget_bytes: int) -
 
     layout = solve_layout(_layers(config, model_config), budget_bytes, config.page_tokens_rule)
     policy = config.policy_rule
-    caps = static_caps(layout, policy[1]) if policy[0] == "static" else None
+    caps = static_caps(layout, *policy[1:]) if policy[0] == "static" else None
     # Not every model names its longest sequence.
     own_limit = getattr(text_config(model_config), "max_position_embeddings", None)
     limits = Limits(config.step_tokens, config.max_running_requests, own_limit, config.max_model_len)

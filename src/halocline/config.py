@@ -20,14 +20,16 @@ from halocline.units import parse_bytes
 Admission = tuple[Literal["expected"], float] | tuple[Literal["guaranteed"]]
 """Size of a request's grant: the prompt plus a quantile of the observed output lengths, or everything it may need."""
 
-Policy = tuple[Literal["shared"]] | tuple[Literal["static"], float]
-"""One arena for all pools, or a cap per pool: each window pool gets this many times the full pool's tokens."""
+Policy = tuple[Literal["shared"]] | tuple[Literal["static"], float] | tuple[Literal["static"], float, float]
+"""One arena for all pools, or a cap per pool: each window pool gets this many times the full pool's tokens, and the
+state pool, if the second number is there, that many bytes per byte of the others."""
 
 Audit = Literal["idle", "every", "off"]
 """When the arena is recounted from scratch."""
 
 MAX_PAGE_TOKENS = 256
 AUTO_QUANTILE = 0.9
+MAX_STATIC_RATIO = 100
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -83,7 +85,9 @@ class Config:
     admission: str = setting("expected:0.9", "size of a request's grant: expected[:QUANTILE] or guaranteed")
     default_max_tokens: int = setting(1024, "limit of a request that names none, under guaranteed admission")
     policy: str = setting(
-        "shared", "shared arena, or static:R for a split that gives each window pool R times the full pool's tokens"
+        "shared",
+        "shared arena, or static:R for a split that gives each window pool R times the full pool's tokens; static:R:S "
+        "also gives the state pool S bytes per byte of the others",
     )
     clip_max_tokens: bool = setting(False, "lower a max_tokens that cannot fit instead of refusing the request")
     seed: int = setting(0, "seed of the sampling noise of requests that bring none")
@@ -185,14 +189,17 @@ def parse_admission(text: str) -> Admission:
 
 
 def parse_policy(text: str) -> Policy:
-    """Read `shared` or `static:R`; raises ValueError with the accepted forms."""
+    """Read `shared`, `static:R` or `static:R:S`; raises ValueError with the accepted forms."""
     if text == "shared":
         return ("shared",)
-    word, _, number = text.partition(":")
-    ratio = _number(number)
-    if word != "static" or ratio is None or not 0 < ratio <= 100:
-        raise ValueError(f"policy is {text!r}; it must be shared or static:R with a ratio above 0, such as static:0.8")
-    return ("static", ratio)
+    word, *numbers = text.split(":")
+    ratios = [ratio for ratio in map(_number, numbers) if ratio is not None and 0 < ratio <= MAX_STATIC_RATIO]
+    if word != "static" or len(ratios) != len(numbers) or len(ratios) not in (1, 2):
+        raise ValueError(
+            f"policy is {text!r}; it must be shared, static:R or static:R:S with ratios above 0, such as static:0.8 "
+            "or, for a model with recurrent state, static:0.8:0.9"
+        )
+    return ("static", ratios[0]) if len(ratios) == 1 else ("static", ratios[0], ratios[1])
 
 
 def parse_page_tokens(value: str | int | None) -> int | dict[str, int] | None:

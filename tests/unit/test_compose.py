@@ -26,7 +26,7 @@ def config(folder: Path, **settings: object) -> Config:
     return Config(**{**given, **settings})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("policy", ["shared", "static:0.8"])
+@pytest.mark.parametrize("policy", ["shared", "static:0.8", "static:0.8:0.9"])
 def test_what_is_printed_is_what_is_built(folder: Path, policy: str) -> None:
     prepared = prepare(config(folder, policy=policy, page_tokens="full=8,sliding-12=4"), quiet=True)
     assert prepared.memory is not None

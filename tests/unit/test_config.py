@@ -17,6 +17,9 @@ from halocline.config import (
     setting_names,
 )
 from halocline.errors import ConfigError
+from halocline.memory.retention import Full, Sliding, State
+from halocline.memory.sizing import static_caps
+from testing.layouts import small_layout
 
 
 def problems(**settings: object) -> list[str]:
@@ -109,17 +112,42 @@ def test_other_admissions_are_refused(text: str) -> None:
         parse_admission(text)
 
 
-def test_policy_is_read_in_both_forms() -> None:
+def test_policy_is_read_in_all_forms() -> None:
     assert parse_policy("shared") == ("shared",)
     assert parse_policy("static:0.8") == ("static", 0.8)
+    assert parse_policy("static:0.8:1.5") == ("static", 0.8, 1.5)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "static", "static:", "static:-1", "static:nan", "static:inf", "shared:1", "equal"]
+    "text",
+    [
+        "",
+        "static",
+        "static:",
+        "static:-1",
+        "static:nan",
+        "static:inf",
+        "shared:1",
+        "equal",
+        "static:0.8:",
+        "static:0.8:0",
+        "static:0.8:nan",
+        "static:0.8:0.9:1",
+        "static::0.9",
+        "static:101",
+        "shared:0.8:0.9",
+    ],
 )
 def test_other_policies_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="policy is"):
         parse_policy(text)
+
+
+def test_the_second_ratio_of_a_split_is_the_states_share_in_bytes() -> None:
+    rule = parse_policy("static:1:0.25")
+    assert rule[0] == "static"
+    layout = small_layout(Full(), Sliding(6), State(), page_tokens=4, slabs=100, state_bytes=128)
+    assert static_caps(layout, *rule[1:]) == (40, 40, 20)
 
 
 @pytest.mark.parametrize(
