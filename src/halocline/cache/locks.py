@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from halocline.cache.forest import NO_LOCK, Forest
 from halocline.cache.keys import EVERYBODY
 from halocline.cache.match import Resume, Walk
-from halocline.cache.node import Node, gather
+from halocline.cache.node import Node, Shape, gather
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
 from halocline.memory.grant import NO_HANDLES, Grant, Handles, Refusal
@@ -55,6 +55,7 @@ class Lock:
     """What one running request has locked in the tree. Everybody may read it; only `LockBook` writes it."""
 
     __slots__ = (
+        "_granule_tokens",
         "first_page",
         "grant",
         "id",
@@ -67,7 +68,9 @@ class Lock:
         "revealed_tokens",
     )
 
-    def __init__(self, lock_id: int, grant: Grant, node: Node, pools: int) -> None:
+    def __init__(self, lock_id: int, grant: Grant, node: Node, shape: Shape) -> None:
+        pools = shape.pools
+        self._granule_tokens = shape.granule_tokens
         self.id = lock_id
         self.grant = grant
         self.namespace = EVERYBODY
@@ -86,6 +89,11 @@ class Lock:
         """How far the prompt agreed with the tree when it came: perhaps a branch. Where states are kept, a chunk should
         end here and leave a checkpoint."""
         self.is_open = True
+
+    @property
+    def full_tokens(self) -> int:
+        """How far the pages of the full pools are the tree's: no own full page begins before."""
+        return self.node.end * self._granule_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +237,7 @@ class LockBook:
     # ---- workings
 
     def _open(self, grant: Grant, node: Node) -> Lock:
-        lock = Lock(self._next_id, grant, node, len(self._arena.pools))
+        lock = Lock(self._next_id, grant, node, self._forest.shape)
         self._next_id += 1
         self.open[lock.id] = lock
         node.locks += 1

@@ -136,6 +136,17 @@ def test_the_worked_example_of_the_books():
     assert w.arena.budget.held == w.arena.budget.promised == [0, 0]
 
 
+def test_full_tokens_grow_with_what_the_tree_adopts():
+    w = world()
+    runner = w.enter(range(100))
+    assert runner.lock.full_tokens == 0
+    for computed, whole in ((40, 32), (48, 48), (100, 96)):
+        assert w.compute([(runner, computed - runner.computed)])
+        assert runner.lock.full_tokens == whole
+    w.leave(runner)
+    assert w.enter(range(100)).lock.full_tokens == 96
+
+
 def test_the_first_insertion_wins_and_the_second_swaps():
     w = world()
     a, b = w.enter(range(60)), w.enter(range(60))
