@@ -41,11 +41,11 @@ def trace(seed: int, hash_seed: int) -> str:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_decisions_do_not_depend_on_the_order_of_hashes(seed: int) -> None:
+def test_l12_decisions_do_not_depend_on_the_order_of_hashes(seed: int) -> None:
     traces = {trace(seed, hash_seed) for hash_seed in (0, 1, 2)}
     assert len(traces) == 1
     assert len(traces.pop()) == 64
 
 
-def test_another_seed_gives_another_trace() -> None:
+def test_l12_another_seed_gives_another_trace() -> None:
     assert trace(1, 0) != trace(2, 0)

@@ -60,7 +60,7 @@ def load(world: World, seed: int, requests: int = 14, longest: int = 40) -> Worl
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("admission", [("expected", 0.9), ("guaranteed",)], ids=lambda rule: rule[0])
 @pytest.mark.parametrize("step_tokens", [16, 64])
-def test_tokens_are_the_same_in_the_smallest_arena(shape: str, admission: tuple, step_tokens: int) -> None:
+def test_l11_tokens_are_the_same_in_the_smallest_arena(shape: str, admission: tuple, step_tokens: int) -> None:
     slabs = fewest_slabs(SHAPES[shape], 30, 40)
     changed = rules(admission=admission, step_tokens=step_tokens, eos_token_ids=EOS)
     world = load(World(tiny_layout(SHAPES[shape], slabs), changed), seed=1)
@@ -70,7 +70,7 @@ def test_tokens_are_the_same_in_the_smallest_arena(shape: str, admission: tuple,
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_tokens_survive_retraction(shape: str) -> None:
+def test_l11_tokens_survive_retraction(shape: str) -> None:
     slabs = fewest_slabs(SHAPES[shape], 30, 40)
     world = load(World(tiny_layout(SHAPES[shape], slabs), rules(eos_token_ids=EOS)), seed=2, requests=20)
     world.run().assert_all_finished()
@@ -85,7 +85,7 @@ def moving_world(backend: type[FakeBackend] = FakeBackend) -> World:
     return load(world, seed=0, requests=40, longest=60)
 
 
-def test_tokens_survive_moves() -> None:
+def test_l11_tokens_survive_moves() -> None:
     world = moving_world().run().assert_all_finished()
     assert world.backend.moves_done > 0, "the arena was meant to be so full that pages are moved"
 
@@ -97,13 +97,13 @@ class ForgetsMoves(FakeBackend):
         return super().run(replace(plan, moves=()))
 
 
-def test_the_oracle_sees_a_lost_move() -> None:
+def test_l11_the_oracle_sees_a_lost_move() -> None:
     """The instrument itself: without this, the test above could pass with any tokens."""
     with pytest.raises(AssertionError):
         moving_world(ForgetsMoves).run().assert_all_finished()
 
 
-def test_the_oracle_sees_pages_that_moved_unnoticed() -> None:
+def test_l11_the_oracle_sees_pages_that_moved_unnoticed() -> None:
     world = moving_world()
     world.check = False
     world.scheduler._keeper.look_up = lambda holdings: None  # type: ignore[method-assign]
@@ -111,7 +111,7 @@ def test_the_oracle_sees_pages_that_moved_unnoticed() -> None:
         world.run().assert_all_finished()
 
 
-def test_the_oracle_sees_pages_freed_a_position_too_early() -> None:
+def test_l11_the_oracle_sees_pages_freed_a_position_too_early() -> None:
     world = load(World(tiny_layout(FULL_AND_WINDOW, 9), rules(), check=False), seed=2)
     keeper = world.scheduler._keeper
     slide = keeper.slide
@@ -121,7 +121,7 @@ def test_the_oracle_sees_pages_freed_a_position_too_early() -> None:
 
 
 @pytest.mark.parametrize("shape", ["pages-4", "unequal", "four-pools"])
-def test_tokens_are_the_same_under_a_static_split(shape: str) -> None:
+def test_l11_tokens_are_the_same_under_a_static_split(shape: str) -> None:
     pools = SHAPES[shape]
     shared = fewest_slabs(pools, 30, 40)
     caps = (shared,) * len(pools)
@@ -149,7 +149,7 @@ def small_worlds(draw: st.DrawFn) -> tuple[World, int]:
 
 
 @given(small_worlds())
-def test_tokens_are_the_same_in_any_world(drawn: tuple[World, int]) -> None:
+def test_l11_tokens_are_the_same_in_any_world(drawn: tuple[World, int]) -> None:
     world, seed = drawn
     load(world, seed, requests=7, longest=14).run().assert_all_finished()
 
