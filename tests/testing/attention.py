@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,30 +92,45 @@ def _one_row(case: Case, scores: Scores, q: Tensor, k: Tensor, v: Tensor, head: 
 
 def over_pages(case: Case, backend: AttentionBackend, device: str = "cpu") -> Tensor:
     """What `backend` returns for the step, after the earlier positions were written in steps of their own."""
-    layout = make_layout(
-        [LayerKV(0, case.retention, case.kv_heads, case.k_dim, case.v_dim, case.kv_dtype.itemsize)],
-        case.page_tokens,
-        slabs=sum((start + tokens) // case.page_tokens + 2 for start, tokens in case.segments),
-    )
-    view = layer_views(make_arena(layout).to(device), layout, case.kv_dtype)[0]
-    inputs, scheduler = case.inputs(), HandScheduler(layout, case.seed)
-    names = [f"r{i}" for i in range(len(inputs))]
-
-    scores = case.scores()
-    if scores.sinks is not None:
-        scores = replace(scores, sinks=scores.sinks.to(device))
-
-    def run(spans: list[tuple[int, int, int]]) -> Tensor:
-        plan = scheduler.plan(0, [(names[i], range(start + count), start, count) for i, start, count in spans])
-        q, k, v = (
-            torch.cat([inputs[i][kind][start : start + count] for i, start, count in spans]) for kind in range(3)
-        )
-        # Heads first in memory, as transformers gives them.
-        q, k, v = (x.to(device).transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v))
-        return backend.attend(q, (k, v), view, AttentionStep.of(plan, layout, device), scores)
-
+    pages = Pages(case, backend, device)
     for i, (start, _) in enumerate(case.segments):
         if start:
-            run([(i, 0, start)])
-            scheduler.applied(names[i], start)
-    return run([(i, start, count) for i, (start, count) in enumerate(case.segments)])
+            pages.run([(i, 0, start)])
+            pages.scheduler.applied(f"r{i}", start)
+    return pages.run([(i, start, count) for i, (start, count) in enumerate(case.segments)])
+
+
+class Pages:
+    """One layer's pages in an arena full of NaN, and steps over them with the inputs of a case."""
+
+    def __init__(self, case: Case, backend: AttentionBackend, device: str = "cpu") -> None:
+        self.layout = make_layout(
+            [LayerKV(0, case.retention, case.kv_heads, case.k_dim, case.v_dim, case.kv_dtype.itemsize)],
+            case.page_tokens,
+            slabs=sum((start + tokens) // case.page_tokens + 2 for start, tokens in case.segments),
+        )
+        self.arena = make_arena(self.layout).to(device)
+        self.scheduler = HandScheduler(self.layout, case.seed)
+        self._backend, self._device = backend, device
+        self._view = layer_views(self.arena, self.layout, case.kv_dtype)[0]
+        self._inputs = case.inputs()
+        scores = case.scores()
+        self._scores = scores if scores.sinks is None else replace(scores, sinks=scores.sinks.to(device))
+
+    def run(self, spans: Sequence[tuple[int, int, int]], write_from: Sequence[int] | None = None) -> Tensor:
+        """Compute positions [start, start + count) of some segments, given as (segment, start, count).
+
+        What is not to be written because it lies below `write_from` comes as NaN: it must not be looked at.
+        """
+        plan = self.scheduler.plan(0, [(f"r{i}", range(start + count), start, count) for i, start, count in spans])
+        q, k, v = (
+            torch.cat([self._inputs[i][kind][start : start + count] for i, start, count in spans]) for kind in range(3)
+        )
+        if write_from is not None:
+            plan = replace(plan, tables=(replace(plan.tables[0], write_from=np.array(write_from, np.int32)),))
+            shared = torch.from_numpy(plan.positions < np.repeat(plan.tables[0].write_from, np.diff(plan.query_starts)))
+            k[shared] = v[shared] = torch.nan
+        # Heads first in memory, as transformers gives them.
+        q, k, v = (x.to(self._device).transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v))
+        step = AttentionStep.of(plan, self.layout, self._device)
+        return self._backend.attend(q, (k, v), self._view, step, self._scores)

@@ -1,4 +1,4 @@
-"""The arena itself: one tensor of bytes on the model's device, allocated once, and the moves of its pages."""
+"""The arena itself: one tensor of bytes on the model's device, allocated once, and the pages that are copied in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from halocline.errors import ModelError
 from halocline.memory.layout import ArenaLayout
-from halocline.step import Move
+from halocline.step import Copy, Move
 from halocline.units import format_bytes
 
 ALIGNMENT = 64
@@ -31,7 +31,7 @@ def allocate_arena(layout: ArenaLayout, device: torch.device) -> Tensor:
 
 
 class PageMover:
-    """Carries out a plan's moves."""
+    """Carries out a plan's moves, copies and saves."""
 
     def __init__(self, arena: Tensor, layout: ArenaLayout) -> None:
         # One row per page; the padding at a page's end is not moved.
@@ -40,7 +40,7 @@ class PageMover:
             for pool in layout.pools
         )
 
-    def move(self, moves: Sequence[Move]) -> None:
+    def move(self, moves: Sequence[Move | Copy]) -> None:
         """Copy all pages in one pass: every source is read before any target is written."""
         if not moves:
             return

@@ -1,6 +1,7 @@
 """The torch backend: carries out a StepPlan on a real model.
 
 plan.moves       pages change place inside the arena
+plan.copies      checkpoints become working states; plan.saves, after the forward, the other way round
 plan.tables      become the step's attention facts, once for all layers
 plan.token_ids   one packed forward, (1, T); logits only for the rows that sample
 logits           one token per sampling segment, or a Failure that names its request
@@ -51,12 +52,17 @@ class TorchBackend(Backend):
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Carry out `plan`: moves, one forward, sampling. Raises whatever the model raises; then no token is known."""
+        """Carry out `plan`: moves, copies, one forward, saves, sampling.
+
+        Raises whatever the model raises; then no token is known, and no working state was saved.
+        """
         assert not self._is_closed, "the backend is closed"
         self._mover.move(plan.moves)
+        self._mover.move(plan.copies)
         self._attention.begin(plan)
         sampling = [i for i, segment in enumerate(plan.segments) if segment.samples]
         logits = self._forward(plan, plan.query_starts[1:][sampling] - 1)
+        self._mover.move(plan.saves)
         segments: list[Segment] = [plan.segments[i] for i in sampling]
         if not segments:
             return StepResult(plan.step, ())

@@ -15,7 +15,7 @@ from halocline.memory.layout import solve_layout
 from halocline.model.layers import kv_layers
 from halocline.model.runner import TorchBackend
 from halocline.params import SamplingParams
-from halocline.step import Move, StepPlan
+from halocline.step import Copy, Move, StepPlan
 from testing.conformance import HandScheduler, make_layout
 from testing.models import FAMILIES, VOCAB, reference_tokens, tiny_loaded, tiny_model, tiny_prompt
 
@@ -179,3 +179,19 @@ def test_a_closed_backend_lets_another_take_its_model() -> None:
     first.close()
     second = TorchBackend(loaded, layout, attention="reference")
     assert second.run(HandScheduler(layout).plan(0, [("a", tiny_prompt(6), 0, 6)])).sampled
+
+
+def test_checkpoints_are_copied_before_the_forward_and_saved_after_it() -> None:
+    backend = backend_of("gemma3")
+    full = backend._mover._pages[0]
+    plan = HandScheduler(backend.layout).plan(0, [("a", tiny_prompt(9), 0, 9)])
+    used = {int(page) for table in plan.tables for page in table.pages}
+    source, target, saved = [page for page in range(backend.layout.slabs) if page not in used][:3]
+    full[source], full[target], full[saved] = 1, 2, 3
+    computed = int(plan.tables[0].pages[0])
+    before = full[computed].clone()
+    backend.run(dataclasses.replace(plan, copies=(Copy(0, source, target),), saves=(Copy(0, computed, saved),)))
+    assert bool((full[target] == 1).all())
+    assert bool((full[source] == 1).all()), "a copy, not a move"
+    assert torch.equal(full[saved], full[computed])
+    assert not torch.equal(full[saved], before), "saved after the forward, with what it computed"

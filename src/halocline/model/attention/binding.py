@@ -45,6 +45,9 @@ class AttentionBackend(Protocol):
     ) -> Tensor:
         """Put the step's new K and V into their pages, then return the attention of `query` over all its pages.
 
+        Only rows that the pool's facts name are written (`PoolFacts.write_rows`): the rest lies in pages of the prefix
+        cache, which other requests read.
+
         `query` is (T, heads, k_dim) and the result (T, heads, v_dim) of the same type. `new` is K (T, kv_heads, k_dim)
         and V (T, kv_heads, v_dim), or None for a layer that reads what an earlier one has written.
         """

@@ -28,8 +28,8 @@ class _Layer(Structure):
 class _Step(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("query_starts", "starts", "pages", "page_starts", "first_page")),
-        *((name, c_void_p) for name in ("write_pages", "write_slots")),
-        *((name, c_int32) for name in ("segments", "tokens")),
+        *((name, c_void_p) for name in ("write_rows", "write_pages", "write_slots")),
+        *((name, c_int32) for name in ("segments", "tokens", "writes")),
     )
 
 
@@ -145,10 +145,12 @@ def _step_args(step: AttentionStep, layer: LayerView) -> _Step:
         pages=facts.pages.data_ptr(),
         page_starts=facts.page_starts.data_ptr(),
         first_page=facts.first_page.data_ptr(),
+        write_rows=_pointer(facts.write_rows),
         write_pages=facts.write_pages.data_ptr(),
         write_slots=facts.write_slots.data_ptr(),
         segments=step.segments,
         tokens=step.tokens,
+        writes=facts.write_pages.numel(),
     )
 
 

@@ -3,7 +3,7 @@
     plan.positions   |  812 |  97 | 64  65  66  67  68 |        one packed row of T tokens
     query_starts     0      1     2                    7
     per pool         pages, page_starts, first_page             which pages hold what each segment reads
-                     write_pages, write_slots                   where each of the T tokens is written
+                     write_rows, write_pages, write_slots       where each of the T tokens is written, if it is
 
 They are computed once per step and pool, not once per layer: a model with 60 layers has two or three pools.
 """
@@ -62,10 +62,13 @@ class PoolFacts:
     """int32, shape (segments + 1,)."""
     first_page: Tensor
     """int32, shape (segments,)."""
+    write_rows: Tensor | None
+    """int64, shape (W,): the rows, of T, whose K and V are written; None: all, so W = T. The others are computed again
+    for other pools: this pool has them already, in pages that belong to the prefix cache."""
     write_pages: Tensor
-    """int64, shape (T,): the page that token t's K and V go to."""
+    """int64, shape (W,): the page that their K and V go to."""
     write_slots: Tensor
-    """int64, shape (T,): its place within that page."""
+    """int64, shape (W,): their places within that page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +183,17 @@ def _pool_facts(pool: PoolLayout, tables: PoolTables, plan: StepPlan, device: to
     segment_of = np.repeat(np.arange(len(plan.segments)), np.diff(plan.query_starts))
     page_of = plan.positions // pool.page_tokens
     listed = tables.page_starts[segment_of] + page_of - tables.first_page[segment_of]
+    pages, slots = tables.pages[listed], plan.positions - page_of * pool.page_tokens
+    own = plan.positions >= tables.write_from[segment_of]
+    rows = None if own.all() else np.flatnonzero(own)
     return PoolFacts(
         tables=tables,
         pages=_tensor(tables.pages, np.int32, device),
         page_starts=_tensor(tables.page_starts, np.int32, device),
         first_page=_tensor(tables.first_page, np.int32, device),
-        write_pages=_tensor(tables.pages[listed], np.int64, device),
-        write_slots=_tensor(plan.positions - page_of * pool.page_tokens, np.int64, device),
+        write_rows=None if rows is None else _tensor(rows, np.int64, device),
+        write_pages=_tensor(pages if rows is None else pages[rows], np.int64, device),
+        write_slots=_tensor(slots if rows is None else slots[rows], np.int64, device),
     )
 
 

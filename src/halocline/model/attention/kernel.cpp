@@ -45,8 +45,8 @@ struct Layer {
 // The step, as one pool sees it (AttentionStep and PoolFacts).
 struct Step {
     const int32_t *query_starts, *starts, *pages, *page_starts, *first_page;
-    const int64_t *write_pages, *write_slots;
-    int32_t segments, tokens;
+    const int64_t *write_rows, *write_pages, *write_slots;  // null rows: all tokens, in their order
+    int32_t segments, tokens, writes;
 };
 
 // One layer's query and new K and V: (rows, heads, dim) with unit stride along dim. Null keys: nothing is written.
@@ -493,8 +493,9 @@ template <class A, class T> struct Worker {
     }
 };
 
-template <class T> void write_new(const Layer& layer, const Step& step, const Call& call, int token) {
-    const int64_t page = step.write_pages[token], slot = step.write_slots[token];
+template <class T> void write_new(const Layer& layer, const Step& step, const Call& call, int write) {
+    const int64_t page = step.write_pages[write], slot = step.write_slots[write];
+    const int64_t token = step.write_rows ? step.write_rows[write] : write;
     for (int h = 0; h < layer.kv_heads; h++) {
         T* k = static_cast<T*>(layer.k) + page * layer.k_page_stride + (slot * layer.kv_heads + h) * layer.k_dim;
         T* v = static_cast<T*>(layer.v) + page * layer.v_page_stride + (slot * layer.kv_heads + h) * layer.v_dim;
@@ -516,7 +517,7 @@ template <class A, class T> void attend(const Layer& layer, const Step& step, co
         Worker<A, T> worker(layer, step, call, scratch);
         if (call.key) {
 #pragma omp for schedule(static)
-            for (int t = 0; t < step.tokens; t++) write_new<T>(layer, step, call, t);
+            for (int w = 0; w < step.writes; w++) write_new<T>(layer, step, call, w);
         }
         // Backwards: the long items are the last chunks of prefills, and they should not be what everyone waits for.
 #pragma omp for schedule(dynamic, 1)

@@ -16,7 +16,9 @@ from halocline.model.attention.facts import AttentionStep, LayerView, PoolFacts,
 
 
 def write_kv(key: Tensor, value: Tensor, layer: LayerView, facts: PoolFacts) -> None:
-    """Put the step's new K (T, kv_heads, k_dim) and V (T, kv_heads, v_dim) into their pages."""
+    """Put the step's new K (T, kv_heads, k_dim) and V (T, kv_heads, v_dim) into their pages, where they may be."""
+    if facts.write_rows is not None:
+        key, value = key[facts.write_rows], value[facts.write_rows]
     layer.k[facts.write_pages, facts.write_slots] = key.to(layer.k.dtype)
     layer.v[facts.write_pages, facts.write_slots] = value.to(layer.v.dtype)
 

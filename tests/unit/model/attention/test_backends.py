@@ -10,7 +10,7 @@ from allpairspy import AllPairs
 
 from halocline.memory.retention import Chunked, Full, Sliding
 from halocline.model.attention import BACKENDS, AttentionBackend
-from testing.attention import Case, by_definition, over_pages
+from testing.attention import Case, Pages, by_definition, over_pages
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -127,6 +127,35 @@ def test_a_layer_that_shares_reads_what_another_wrote(backend: AttentionBackend)
             return backend.attend(query, None, layer, step, scores)
 
     assert torch.equal(over_pages(case, Shares()), wrote)
+
+
+SHARED = [(9, 12), (0, 7), (7, 9), (31, 1)]
+"""Of these, so many positions are the prefix cache's: a part of a chunk, none, a whole chunk, all of a decode."""
+WRITE_FROM = [16, 0, 16, 32]
+
+
+@pytest.mark.parametrize("page_tokens", [1, 4, 16])
+@pytest.mark.parametrize("retention", [Full(), Sliding(5), Chunked(6)])
+def test_positions_of_the_prefix_cache_are_read_and_never_written(
+    backend: AttentionBackend, retention: Full | Sliding | Chunked, page_tokens: int
+) -> None:
+    case = Case(SHARED, retention=retention, page_tokens=page_tokens)
+    pages = Pages(case, backend)
+    pages.run([(i, 0, end) for i, end in enumerate(WRITE_FROM) if end])
+    before = pages.arena.clone()
+    spans = [(i, start, count) for i, (start, count) in enumerate(SHARED)]
+    got = pages.run(spans, WRITE_FROM)
+    assert float((got - by_definition(case)).abs().max()) < 1e-12, "what was shared was read where it lies"
+    rows = before.view(pages.layout.slabs, -1)
+    changed = (rows != pages.arena.view(pages.layout.slabs, -1)).any(dim=1)
+    shared = [
+        page
+        for i, end in enumerate(WRITE_FROM)
+        for at, page in pages.scheduler.pages[f"r{i}", 0].items()
+        if (at + 1) * page_tokens <= end
+    ]
+    assert not changed[shared].any(), "not a bit of a shared page has changed"
+    assert changed.any(), "what is not shared was written"
 
 
 @pytest.fixture

@@ -108,3 +108,21 @@ def test_layers_of_another_model_and_states_have_no_views() -> None:
     ]
     layout = make_layout(layers, {"full": 4, "state": 1}, slabs=4)
     assert list(layer_views(make_arena(layout), layout, torch.float32)) == [0]
+
+
+def test_what_lies_below_write_from_is_not_written(plan: StepPlan, layout: ArenaLayout) -> None:
+    full = replace(plan.tables[0], write_from=np.array([12, 5], np.int32))
+    all_of_full, all_of_window = AttentionStep.of(plan, layout).pools
+    facts, window = AttentionStep.of(replace(plan, tables=(full, plan.tables[1])), layout).pools
+    assert facts is not None
+    assert window is not None
+    assert all_of_full is not None
+    assert all_of_window is not None
+    assert all_of_full.write_rows is None
+    # Row 0 is position 11 of a; rows 1 to 6 are positions 3 to 8 of b.
+    assert facts.write_rows is not None
+    assert facts.write_rows.tolist() == [3, 4, 5, 6]
+    assert facts.write_pages.tolist() == all_of_full.write_pages[3:].tolist()
+    assert facts.write_slots.tolist() == all_of_full.write_slots[3:].tolist()
+    assert window.write_rows is None, "each pool has its own map"
+    assert window.write_pages.tolist() == all_of_window.write_pages.tolist()
