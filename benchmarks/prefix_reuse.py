@@ -83,7 +83,9 @@ class Replay:
         boundary, output = found.boundary_tokens, max(1, request.output_tokens)
         lock = self.tree.lock(found, boundary, "request", resident(self.layout, request.tokens, output, boundary))
         assert not isinstance(lock, Refusal), lock.message
-        self.first_pages = [boundary // pool.page_tokens for pool in self.layout.pools]
+        full_tokens = lock.full_tokens  # perhaps beyond the boundary: windows are restored there, full pages only read
+        starts = [full_tokens if isinstance(pool.retention, Full) else boundary for pool in self.layout.pools]
+        self.first_pages = [start // pool.page_tokens for start, pool in zip(starts, self.layout.pools, strict=True)]
         self.own = [NO_HANDLES for _ in self.layout.pools]
         computed = boundary
         for border in (request.tokens, request.tokens + output - 1):
@@ -114,7 +116,7 @@ class Replay:
         self._step = step
 
     def _advance(self, lock: Lock, key: Key, computed: int, prompt_tokens: int) -> None:
-        end = max(min(computed, prompt_tokens) // BLOCK_TOKENS, lock.node.end) * BLOCK_TOKENS
+        end = max(min(computed, prompt_tokens) // BLOCK_TOKENS, lock.inserted) * BLOCK_TOKENS
         own = []
         for pool, shape in enumerate(self.layout.pools):
             count = max(0, end // shape.page_tokens - self.first_pages[pool])

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from halocline.cache.keys import EVERYBODY, Namespace, token_key
 from halocline.memory.demand import Demand
-from halocline.memory.grant import Order
+from halocline.memory.grant import NO_HANDLES, Order
+from halocline.memory.pool import CACHED
 from halocline.memory.retention import Chunked, Full, Sliding, State
 from testing.cache import CacheWorld, arena_of
 from testing.memory import profile
@@ -40,15 +42,49 @@ class TreeMachine(RuleBasedStateMachine):
     @initialize(shape=st.sampled_from(sorted(ARENAS)), slabs=st.integers(6, 24), slack=st.integers(0, 4))
     def start(self, shape, slabs, slack):
         self.world = CacheWorld(arena_of(*ARENAS[shape], slabs=slabs), slack)
+        self.prompts: list[list[int]] = [[]]
 
     @rule(
-        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=24),
+        old=st.integers(0, 9),
+        keep=st.integers(0, 40),
+        new=st.lists(st.integers(0, 1), min_size=1, max_size=12),
         output=st.integers(1, 9),
-        other=st.integers(0, 7),
+        other=st.integers(0, 9),
         shorter=st.integers(0, 40),
     )
-    def enter(self, tokens, output, other, shorter):
-        self.world.enter(tokens, output, OTHERS if other == 0 else EVERYBODY, None if shorter > 20 else shorter)
+    def enter(self, old, keep, new, output, other, shorter):
+        """A prompt that begins like an earlier one; sometimes at a shorter boundary than it could (H8)."""
+        tokens = [*self.prompts[old % len(self.prompts)][:keep], *new][:32]
+        self.prompts.append(tokens)
+        self.world.enter(tokens, output, OTHERS if other == 0 else EVERYBODY, None if shorter > 12 else shorter)
+
+    @rule(new=st.lists(st.integers(0, 1), min_size=4, max_size=20), output=st.integers(1, 5), chunk=st.integers(2, 20))
+    def serve(self, new, output, chunk):
+        """A whole life at once, if there is room for it."""
+        runner = self.world.enter(new, output)
+        while runner is not None and runner.computed < runner.end - 1:
+            if runner.computed == len(runner.tokens):
+                runner.tokens.append(0)
+            left = runner.prompt - runner.computed if runner.computed < runner.prompt else 1
+            if not self.world.compute([(runner, min(chunk, left))]):
+                break
+        if runner is not None:
+            self.prompts.append(list(runner.tokens))
+            self.world.leave(runner)
+
+    @rule(pool=st.integers(0, 2), at=st.integers(0, 30), count=st.integers(1, 3))
+    def lose(self, pool, at, count):
+        """Some cached pages of a window or a state go: what hangs on them is void, the full pages stay."""
+        pools = self.world.tree.marks.tail_pools
+        if not pools:
+            return
+        number = pools[pool % len(pools)]
+        cached = np.flatnonzero(self.world.arena.pools[number].state == CACHED)
+        if len(cached):
+            gone = self.world.arena.pools[number].handle_of[np.roll(cached, at)[:count]]
+            self.world.arena.evict(number, gone)
+            died = [gone if p == number else NO_HANDLES for p in range(len(self.world.layout.pools))]
+            self.world.forget(died)
 
     @precondition(lambda self: self.world.running)
     @rule(data=st.data())

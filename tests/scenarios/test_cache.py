@@ -326,7 +326,7 @@ def test_a14_the_lock_counts_before_anything_is_taken():
     price = resident(world.layout, len(prompt), 9, found.boundary_tokens)
     assert found.boundary_tokens == 60
     walk = world.tree.forest.walk(token_key(prompt), 15)
-    wanted = world.tree.locks.wanted(walk)
+    wanted = world.tree.locks.wanted(walk, 15)
     reduced = world.tree.locks.reduced(price, wanted, wanted)
     assert world.arena.fits(reduced), "the wrong policy, which prices first, sees room"
     before = list(world.arena.budget.cached)
@@ -339,7 +339,7 @@ def test_a14_bites_when_the_price_comes_before_the_lock():
     world, prompt = tight()
     found = world.tree.match(token_key(prompt))
     walk = world.tree.forest.walk(token_key(prompt), 15)
-    wanted = world.tree.locks.wanted(walk)
+    wanted = world.tree.locks.wanted(walk, 15)
     price = resident(world.layout, len(prompt), 9, found.boundary_tokens)
     grant = world.arena.reserve("candidate", world.tree.locks.reduced(price, wanted, wanted))
     assert not isinstance(grant, Refusal)

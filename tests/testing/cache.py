@@ -45,7 +45,7 @@ class Runner:
         """Positions ever computed, plus one: prompt + output."""
         self.lock = lock
         pools = len(world.layout.pools)
-        self.computed = lock.node.end * world.tree.shape.granule_tokens
+        self.computed = lock.resumed_tokens
         self.resumed_at = self.computed
         self.price = world.price
         """The whole price at the boundary where it resumed."""
@@ -53,7 +53,8 @@ class Runner:
         self.own: list[Handles] = [NO_HANDLES] * pools
         for pool, shape in enumerate(world.layout.pools):
             if shape.is_positional:
-                self.first[pool] = self.computed // shape.page_tokens
+                begin = lock.full_tokens if pool in world.tree.locks.full else self.computed
+                self.first[pool] = begin // shape.page_tokens
 
     def reads(self, pool: int, start: int) -> tuple[int, list[int]]:
         """Return the first page and all handles, locked and own, that computing at `start` reads."""

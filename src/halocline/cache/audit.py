@@ -17,7 +17,7 @@ import numpy as np
 
 from halocline.cache.forest import NO_LOCK, Forest
 from halocline.cache.locks import LockBook
-from halocline.cache.node import TOMBSTONE, Node
+from halocline.cache.node import TOMBSTONE, Node, gather
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
 from halocline.memory.pool import CACHED, INDEX_MASK, LOCKED, TRANSFER_CACHED, Pool
@@ -30,7 +30,7 @@ def audit(arena: Arena, forest: Forest, locks: LockBook) -> list[Violation]:
         name = arena.layout.pools[pool.number].name
         found += [*_owners(forest, pool, name), *_lockers(forest, locks, pool, name)]
         if pool.number in locks.windows:
-            found += _charges(forest, locks, pool, name)
+            found += [*_windows(forest, locks, pool.number, name), *_charges(forest, locks, pool, name)]
     return found
 
 
@@ -101,6 +101,20 @@ def _lockers(forest: Forest, locks: LockBook, pool: Pool, name: str) -> Iterator
         yield Violation("L5", f"{name}: the lockers of {len(wrong)} pages differ from the locks that there are")
     if not np.array_equal(np.flatnonzero(count), np.flatnonzero(pool.state == LOCKED)):
         yield Violation("L5", f"{name}: pages with lockers and pages locked in the arena are not the same")
+
+
+def _windows(forest: Forest, locks: LockBook, number: int, name: str) -> Iterator[Violation]:
+    # What a request locks of its window are the path's pages in a row, up to where it has inserted.
+    per_granule = forest.shape.pages_per_granule[number]
+    for lock in locks.open.values():
+        who, first, count = lock.grant.owner, lock.first_page[number], len(lock.pages[number])
+        if not lock.resumed <= lock.inserted <= lock.node.end:
+            yield Violation("L7", f"{who!r} resumed after {lock.resumed}, has inserted {lock.inserted} granules")
+        if count and first + count != lock.inserted * per_granule:
+            yield Violation("L7", f"{name}: {who!r} locks pages {first} to {first + count}, not up to what it inserted")
+        there = gather(lock.node.path(), forest.shape, number, first, first + count)
+        if not np.array_equal(there, lock.pages[number]):
+            yield Violation("L7", f"{name}: {who!r} locks other pages than those of its path")
 
 
 def _charges(forest: Forest, locks: LockBook, pool: Pool, name: str) -> Iterator[Violation]:

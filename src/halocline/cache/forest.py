@@ -99,6 +99,13 @@ class Forest:
         walk.path[-1] = self.split(last, walk.granules - last.start)
         return walk.path[-1]
 
+    def end_at(self, node: Node, granules: int) -> Node:
+        """Make `granules` of the path to `node` the end of a node and return that one; a root for 0."""
+        assert granules <= node.end, f"the path of {node.end} granules has no end after {granules}"
+        while node.parent is not None and node.start >= granules:
+            node = node.parent
+        return node if node.end == granules else self.split(node, granules - node.start)
+
     def grow(self, parent: Node, key: bytes, pages: list[Handles]) -> Node:
         """Hang a new node with `pages` under `parent`."""
         assert key[: self.shape.granule_bytes] not in parent.children, "the first insertion wins"

@@ -8,6 +8,9 @@ The first insertion wins: what the tree has is never replaced, so nobody's page 
 request swaps to the tree's handles. Both computed the same from the same tokens. As tombstones are filled from the same
 insertion, the tree is whole in every pool over the window when the request has swapped.
 
+Where full pages are locked further than the request has come (H8), only its window pages go into the tree, each into
+the tombstone of its place; the full pages there are the tree's, and no own one is taken or expected.
+
 All of it is neutral for held + promised: freed pages give their room back before the tree's are locked in their place,
 adopted ones take their demand along. Pages out of the window go first, because they may be borrowed from a step grant.
 """
@@ -47,12 +50,13 @@ class Advance:
     lock: Lock
     key: Key
     end_tokens: int
-    """Up to here whole granules are inserted; the end of the locked path when nothing is."""
+    """Up to here whole granules are inserted; `Lock.inserted_tokens` when nothing is."""
     computed_tokens: int
     """The next position to compute: windows have passed what it does not read."""
     own: Sequence[Own]
     """Per pool: all own pages of the range that a position from `computed_tokens` on reads, and earlier ones that are
-    still held; of a state pool the checkpoint at `end_tokens`, or nothing. They are the tree's afterwards, or gone."""
+    still held; of a full pool those from `Lock.full_tokens` on; of a state pool the checkpoint at `end_tokens`, or
+    nothing. They are the tree's afterwards, or gone."""
     protect: bool = False
     """Whether `end_tokens` is the last boundary of a prompt or of an output: somebody may come back to it."""
 
@@ -75,7 +79,6 @@ class Inserter:
         self._forest = forest
         self._locks = locks
         self._resume = resume
-        self._pools = (*locks.full, *locks.windows)
 
     def advance(self, step: Sequence[Advance]) -> list[Inserted]:
         """Take all requests of a step forward: their whole granules into the tree, their window locks up to date."""
@@ -88,15 +91,22 @@ class Inserter:
 
     def _plan(self, each: Advance) -> _Insertion:
         shape, lock = self._forest.shape, each.lock
-        start, end = lock.node.end, each.end_tokens // shape.granule_tokens
+        start, end = lock.inserted, each.end_tokens // shape.granule_tokens
         if each.end_tokens % shape.granule_tokens or not start <= end or each.end_tokens > each.computed_tokens:
             why = f"inserts from {start * shape.granule_tokens} to {each.end_tokens} of {each.computed_tokens} computed"
             raise InvariantError([f"{lock.grant.owner!r} {why}"])
         if start == end:
             return _Insertion(lock.node, start, None, [])
-        node, branch = self._grow(lock, each.key, end)
-        self._locks.lead_to(lock, node)  # at once, so that nobody else of this step lengthens that node
-        return _Insertion(node, start, branch, [self._merge(pool, (start, end), each) for pool in self._pools])
+        # Full pages up to the locked path's end are the tree's already, and never the request's own.
+        lacking, branch = max(start, lock.node.end), None
+        if lacking < end:
+            node, branch = self._grow(lock, each.key, end)
+            self._locks.lead_to(lock, node)  # at once, so that nobody else of this step lengthens that node
+        lock.inserted = end
+        merges = [self._merge(pool, (start, end), each) for pool in self._locks.windows]
+        if lacking < end:
+            merges += [self._merge(pool, (lacking, end), each) for pool in self._locks.full]
+        return _Insertion(lock.node, start, branch, merges)
 
     def _settle(self, each: Advance, plan: _Insertion) -> Inserted:
         swapped = [Own(0, NO_HANDLES)] * self._forest.shape.pools
@@ -192,9 +202,10 @@ class Inserter:
     def _insert_states(self, lock: Lock, own: Sequence[Own]) -> None:
         # A checkpoint is a copy of its own, of which the request has no further use: cached, or freed as a duplicate.
         for pool in self._forest.shape.states:
-            handles, node = own[pool].handles, lock.node
+            handles = own[pool].handles
             if len(handles) == 0:
                 continue
+            node = self._forest.end_at(lock.node, lock.inserted)
             if node.is_root or node.pages[pool][0] != TOMBSTONE:
                 self._arena.free(lock.grant, pool, handles)
                 continue

@@ -27,93 +27,36 @@ window needs pages 3, 4, 5.
                    another page 6 is the tree's: held 4        B's grant 3                                       8
     A leaves       pages 4, 5 charged to B, A's 6 cached       held 3, B's grant 1; A's grant of 1 ends          4
 
+Restoring windows (H8): P = G = 16, W = 40, a prompt of 97 tokens whose six full pages are cached, and of its sliding
+pages only 0, 1, 2. It resumes at 48, with demand (7, 4) from there on:
+
+    full       6 locked: the path to 96        grant 7 - 6 = 1                 [48, 96) is read, never written
+    sliding    3 locked: pages 0, 1, 2         grant 4 - 3 = 1, and more from the step as its chunk asks for it
+    at 96      own pages 3, 4, 5 fill the tombstones; the path is what it was, and no full page was taken
+
 `lock` is refused as a whole or done as a whole, and it is the only thing here that can be refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from halocline.cache.charges import Charges, Pages
 from halocline.cache.forest import NO_LOCK, Forest
-from halocline.cache.keys import EVERYBODY
+from halocline.cache.lock import Lock, Parting
 from halocline.cache.match import Resume, Walk
-from halocline.cache.node import Node, Shape, gather
+from halocline.cache.node import Node, gather
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
 from halocline.memory.grant import NO_HANDLES, Grant, Handles, Refusal
 from halocline.memory.pool import INDEX_MASK
 from halocline.memory.retention import Full
 
-Pages = NDArray[np.int64]
-
-
-class Lock:
-    """What one running request has locked in the tree. Everybody may read it; only `LockBook` writes it."""
-
-    __slots__ = (
-        "_granule_tokens",
-        "first_page",
-        "grant",
-        "id",
-        "is_open",
-        "namespace",
-        "node",
-        "owed",
-        "pages",
-        "resumed",
-        "revealed_tokens",
-    )
-
-    def __init__(self, lock_id: int, grant: Grant, node: Node, shape: Shape) -> None:
-        pools = shape.pools
-        self._granule_tokens = shape.granule_tokens
-        self.id = lock_id
-        self.grant = grant
-        self.namespace = EVERYBODY
-        self.node = node
-        """Where the locked path ends."""
-        self.first_page = [0] * pools
-        """Per window pool: the page number (from position 0 of the request) of the first locked page."""
-        self.pages: list[Handles] = [NO_HANDLES] * pools
-        """Locked pages: of a window pool in a row from `first_page` on, of a state pool the checkpoint. Those of a full
-        pool are the path's."""
-        self.owed = [0] * pools
-        """Charges taken over without room to pay with: the demand falls by them as soon as there is room."""
-        self.resumed = 0
-        """Granules that the request did not have to compute."""
-        self.revealed_tokens = 0
-        """How far the prompt agreed with the tree when it came: perhaps a branch. Where states are kept, a chunk should
-        end here and leave a checkpoint."""
-        self.is_open = True
-
-    @property
-    def full_tokens(self) -> int:
-        """How far the pages of the full pools are the tree's: no own full page begins before."""
-        return self.node.end * self._granule_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Parting:
-    """Pages of one pool that a lock lets go."""
-
-    lock: Lock
-    pool: int
-    handles: Handles
-
-
-def unique(parts: Sequence[Handles]) -> Handles:
-    """Return all handles of `parts`, each once, in the order of their first appearance."""
-    handles = np.concatenate(parts)
-    _, first = np.unique(handles, return_index=True)
-    return handles[np.sort(first)]
+__all__ = ["Lock", "LockBook"]
 
 
 class LockBook:
-    """All open locks, and the books of lockers and charges. Acts on the arena in the same call."""
+    """All open locks. Acts on the arena in the same call."""
 
     def __init__(self, arena: Arena, forest: Forest, resume: Resume) -> None:
         self._arena = arena
@@ -124,39 +67,46 @@ class LockBook:
         pools = list(enumerate(arena.layout.pools))
         self.full = [number for number, pool in pools if isinstance(pool.retention, Full)]
         self.windows = [number for number, pool in pools if number not in self.full and pool.is_positional]
-        self._unlocked: list[list[Handles]] = [[] for _ in pools]
-        self.waiting: list[dict[int, list[Lock]]] = [{} for _ in pools]
-        """Per window pool, by page index: lockers that are not charged, first come first charged."""
+        self._charges = Charges(arena, forest, self.windows, self.open)
+
+    @property
+    def waiting(self) -> list[dict[int, list[Lock]]]:
+        """Per window pool, by page index: lockers that are not charged."""
+        return self._charges.waiting
 
     # ---- taking
 
-    def lock(self, owner: str, walk: Walk, root: Node, demand: Demand) -> Lock | Refusal:
-        """Lock `walk`, at whose end everything can resume, and reserve `demand` less what the locked pages cover."""
-        wanted = self.wanted(walk)
-        fresh = self._fresh(wanted)
+    def lock(self, owner: str, walk: Walk, granules: int, root: Node, demand: Demand) -> Lock | Refusal:
+        """Lock the full pages of `walk` and what resuming after `granules` reads; reserve what `demand` asks beyond.
+
+        Everything can resume after `granules`; `walk` may lead on, over full pages whose windows or states are gone.
+        """
+        wanted = self.wanted(walk, granules)
+        fresh = self._charges.fresh(wanted)
         grant = self._arena.lock(owner, fresh, self.reduced(demand, wanted, fresh))
         if isinstance(grant, Refusal):
             return grant
-        node = self._forest.split_at(walk) or root
-        lock = self._open(grant, node)
+        lock = self._open(grant, self._forest.split_at(walk) or root, granules)
         for pool in (*self.windows, *self._forest.shape.states):
             lock.pages[pool] = wanted[pool].copy()
         for pool in self.windows:
-            lock.first_page[pool] = self._resume.first_page(pool, node.end * self._forest.shape.granule_tokens)
+            lock.first_page[pool] = self._resume.first_page(pool, granules * self._forest.shape.granule_tokens)
         for pool, handles in enumerate(wanted):
             self.count_in(lock, pool, handles & INDEX_MASK)
         return lock
 
-    def wanted(self, walk: Walk) -> list[Handles]:
-        """Return the handles per pool that a request which resumes at the end of `walk` locks."""
+    def wanted(self, walk: Walk, granules: int) -> list[Handles]:
+        """Return the handles per pool that a request locks which resumes after `granules` of `walk`."""
         shape = self._forest.shape
         wanted: list[Handles] = [NO_HANDLES] * shape.pools
-        for pool in (*self.full, *self.windows):
-            first = self._resume.first_page(pool, walk.granules * shape.granule_tokens)
-            wanted[pool] = gather(walk.path, shape, pool, first, walk.granules * shape.pages_per_granule[pool])
+        for pool in self.full:
+            wanted[pool] = gather(walk.path, shape, pool, 0, walk.granules * shape.pages_per_granule[pool])
+        for pool in self.windows:
+            first = self._resume.first_page(pool, granules * shape.granule_tokens)
+            wanted[pool] = gather(walk.path, shape, pool, first, granules * shape.pages_per_granule[pool])
         for pool in shape.states:
-            if walk.granules:
-                wanted[pool] = walk.path[-1].pages[pool]
+            if granules:
+                wanted[pool] = next(node.pages[pool] for node in walk.path if node.end == granules)
         return wanted
 
     def reduced(self, demand: Demand, wanted: Sequence[Handles], fresh: Sequence[Handles]) -> Demand:
@@ -171,14 +121,8 @@ class LockBook:
         return left
 
     def count_in(self, lock: Lock, pool: int, index: Pages) -> None:
-        """Count `lock` as a locker of `index`, which are locked in the arena; window pages charge the first one."""
-        books = self._forest.books[pool]
-        if pool in self.windows:
-            first = books.lockers[index] == 0
-            books.charge[index[first]] = lock.id
-            for page in index[~first].tolist():
-                self.waiting[pool].setdefault(page, []).append(lock)
-        books.lockers[index] += 1
+        """Count `lock` as a locker of `index`, which are locked in the arena."""
+        self._charges.count_in(lock, pool, index)
 
     # ---- giving up
 
@@ -198,7 +142,7 @@ class LockBook:
                     lock.pages[pool] = lock.pages[pool][count:]
                     lock.first_page[pool] += count
         if parts:
-            self._part(parts)
+            self._charges.part(parts)
 
     def drop_states(self, lock: Lock) -> None:
         """End the lock of the checkpoint: it has been copied into the working state."""
@@ -206,7 +150,7 @@ class LockBook:
         for part in parts:
             lock.pages[part.pool] = NO_HANDLES
         if parts:
-            self._part(parts)
+            self._charges.part(parts)
 
     def close(self, lock: Lock) -> None:
         """End `lock`: the request leaves. Its grant is released by whoever opened it, afterwards."""
@@ -220,13 +164,11 @@ class LockBook:
         lock.is_open = False
         del self.open[lock.id]
         if parts:
-            self._part(parts)
+            self._charges.part(parts)
 
     def unlocked(self) -> list[Handles]:
         """Return the pages, per pool, that were unlocked since the last call and are loose in the arena."""
-        pages = [np.concatenate(parts) if parts else NO_HANDLES for parts in self._unlocked]
-        self._unlocked = [[] for _ in self._unlocked]
-        return pages
+        return self._charges.unlocked()
 
     def lead_to(self, lock: Lock, node: Node) -> None:
         """Let the locked path of `lock` end at `node`, whose pages it locks already."""
@@ -234,75 +176,9 @@ class LockBook:
         lock.node = node
         node.locks += 1
 
-    # ---- workings
-
-    def _open(self, grant: Grant, node: Node) -> Lock:
-        lock = Lock(self._next_id, grant, node, self._forest.shape)
+    def _open(self, grant: Grant, node: Node, granules: int) -> Lock:
+        lock = Lock(self._next_id, grant, node, self._forest.shape, granules)
         self._next_id += 1
         self.open[lock.id] = lock
         node.locks += 1
         return lock
-
-    def _part(self, parts: Sequence[Parting]) -> None:
-        # The one way in which locks end. All lockers that part are counted out before any charge finds its heir.
-        loose: list[list[Handles]] = [[NO_HANDLES] for _ in self._arena.pools]
-        rooms: dict[int, list[int]] = {}
-        for part in parts:
-            self._forest.books[part.pool].lockers[part.handles & INDEX_MASK] -= 1
-        for part in parts:
-            index = part.handles & INDEX_MASK
-            if part.pool in self.windows:
-                self._pass_charges(part, index, rooms)
-            loose[part.pool].append(part.handles[self._forest.books[part.pool].lockers[index] == 0])
-        unlocked = [unique(of_pool) for of_pool in loose]
-        self._arena.unlock(unlocked)
-        for pool, handles in enumerate(unlocked):
-            if len(handles):
-                self._unlocked[pool].append(handles)
-        self._change_rooms({self.open[lock_id]: change for lock_id, change in rooms.items() if lock_id in self.open})
-
-    def _pass_charges(self, part: Parting, index: Pages, rooms: dict[int, list[int]]) -> None:
-        # What was charged to the parting lock becomes its room; where others lock on, the next one pays with his.
-        books, waiting = self._forest.books[part.pool], self.waiting[part.pool]
-        pools = range(len(self._arena.pools))
-        mine = books.charge[index] == part.lock.id
-        received = int(np.count_nonzero(mine))
-        if received:
-            rooms.setdefault(part.lock.id, [0 for _ in pools])[part.pool] += received
-            books.charge[index[mine]] = NO_LOCK
-        if not waiting:
-            return
-        for page, charged in zip(index.tolist(), mine.tolist(), strict=True):
-            queue = waiting.get(page)
-            if queue is None:
-                continue
-            if charged:
-                heir = queue.pop(0)
-                books.charge[page] = heir.id
-                rooms.setdefault(heir.id, [0 for _ in pools])[part.pool] -= 1
-            else:
-                queue.remove(part.lock)
-            if not queue:
-                del waiting[page]
-
-    def _change_rooms(self, changes: dict[Lock, list[int]]) -> None:
-        # Those who pay first, so that what others come into is there. A request that leaves in the middle of a step may
-        # charge one that has no room just then: that one owes it.
-        for lock, change in changes.items():
-            net = [more - owed for more, owed in zip(change, lock.owed, strict=True)]
-            less = [min(max(0, -count), room) for count, room in zip(net, lock.grant.room, strict=True)]
-            lock.owed = [max(0, -count) - paid for count, paid in zip(net, less, strict=True)]
-            change[:] = [max(0, count) for count in net]
-            if any(less):
-                self._arena.shrink(lock.grant, lock.grant.demand.minus(Demand(less)))
-        for lock, more in changes.items():
-            if any(more):
-                answer = self._arena.extend(lock.grant, lock.grant.demand.plus(Demand(more)))
-                assert not isinstance(answer, Refusal), f"the room that {lock.grant.describe()} comes into is gone"
-
-    def _fresh(self, wanted: Sequence[Handles]) -> list[Handles]:
-        fresh: list[Handles] = []
-        for books, handles in zip(self._forest.books, wanted, strict=True):
-            index = handles & INDEX_MASK
-            fresh.append(handles[books.lockers[index] == 0])
-        return fresh

@@ -85,23 +85,26 @@ class Tree:
     def lock(self, found: Match, boundary_tokens: int, owner: str, demand: Demand) -> Lock | Refusal:
         """Lock what resuming at `boundary_tokens` reads and reserve the rest of `demand`, all or nothing.
 
+        Full pages are locked as far as the prompt finds them, all but its last token: perhaps beyond the boundary, see
+        `Lock.full_tokens`.
         `demand` is the whole price of the request from that boundary on; what locked pages cover is taken off here.
         Raises InvariantError if the tree has changed since `found` and cannot resume there any more.
         """
-        granules = boundary_tokens // self.shape.granule_tokens
-        walk = self.forest.walk(found.key, granules)
+        unit = self.shape.granule_tokens
+        granules, key = boundary_tokens // unit, found.key
+        walk = self.forest.walk(key, max(0, key.tokens - 1) // unit)
         gone = "the prefix" if walk.granules < granules else self._resume.missing(walk, granules)
-        if gone is not None or boundary_tokens % self.shape.granule_tokens or boundary_tokens >= found.key.tokens:
+        if gone is not None or boundary_tokens % unit or boundary_tokens >= key.tokens:
             raise InvariantError([f"{owner!r} locks up to {boundary_tokens}, a boundary of a stale match: {gone}"])
-        lock = self.locks.lock(owner, walk, self.forest.root(found.key.namespace), demand)
+        lock = self.locks.lock(owner, walk, granules, self.forest.root(key.namespace), demand)
         if isinstance(lock, Refusal):
-            self.forest.drop_root(found.key.namespace)
-        else:
-            lock.namespace = found.key.namespace
-            lock.resumed = granules
-            lock.revealed_tokens = found.full_tokens
-            if granules:
-                self.marks.use(lock.node, digests(found.key, granules, self.shape.granule_bytes))
+            self.forest.drop_root(key.namespace)
+            return lock
+        lock.namespace = key.namespace
+        lock.revealed_tokens = found.full_tokens
+        if granules:
+            resumed = self.forest.end_at(lock.node, granules)
+            self.marks.use(resumed, digests(key, granules, self.shape.granule_bytes))
         return lock
 
     def advance(self, step: Sequence[Advance]) -> list[Inserted]:
@@ -135,9 +138,10 @@ class Tree:
         branch = inserted.branch
         if branch is not None and branch.end > lock.resumed:
             self.marks.mark(branch, digests(each.key, branch.end, unit), proven=False, resumed=lock.resumed)
-        if each.protect:
-            prefix = digests(each.key, lock.node.end, unit)
-            self.marks.mark(lock.node, prefix, proven=lock.resumed > 0, resumed=lock.resumed)
+        if each.protect and lock.inserted:
+            prefix = digests(each.key, lock.inserted, unit)
+            node = self.forest.end_at(lock.node, lock.inserted)
+            self.marks.mark(node, prefix, proven=lock.resumed > 0, resumed=lock.resumed)
 
     # ---- eviction
 
