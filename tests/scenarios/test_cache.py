@@ -16,7 +16,7 @@ from halocline.cache.match import Resume
 from halocline.memory.demand import Demand, resident
 from halocline.memory.grant import Order, Refusal
 from halocline.memory.retention import Full, Sliding, State
-from testing.cache import CacheWorld, arena_of
+from testing.cache import CacheWorld, arena_of, lose
 
 HYBRID = ((Full(), 4, 5), (Sliding(9), 4, 1))
 """One to five, as 10 + 50 layers: a sliding page is five full ones."""
@@ -296,17 +296,52 @@ def test_g2_the_pool_that_has_it_pays():
     world.check()
 
 
-def test_h8_a_demand_of_more_sliding_than_full_pages_is_planned_and_served():
-    """Windows are restored while all full pages are locked: only sliding pages are asked for."""
-    world = CacheWorld(arena_of(*HYBRID, slabs=30))
+def restored(caps: tuple[int | None, ...] | None, plans: Callable[[Demand], bool] = lambda _: True) -> list[Demand]:
+    """Windows are gone under full pages that are cached; return what the chunk that restores them takes, or nothing.
+
+    `plans` is asked about every demand, beside the budget: the wrong policy denies some.
+    """
+    world = CacheWorld(arena_of(*HYBRID, slabs=30, caps=caps), SLACK)
     world.serve(range(61))
+    lose(world, 1, range(7, 15))
     runner = world.enter(range(61), 2)
-    free = world.arena.most(1, Demand((0, 0)))
-    grant = world.arena.reserve("another", Demand((0, free)))
-    world.forget(world.arena.commit([Order(grant, grant.demand)]).evicted)
-    assert world.arena.budget.locked[0] == 15
+    assert (runner.lock.resumed_tokens, runner.lock.full_tokens) == (28, 60)
+    assert world.arena.budget.locked == [15, 2]
+    full_pages = world.arena.budget.held[0]
+    reserve, asked = world.arena.reserve, []
+
+    def ask(owner: str, demand: Demand) -> object:
+        asked.append(demand)
+        return reserve(owner, demand) if plans(demand) else Refusal("memory", demand, 1, "not planned")
+
+    world.arena.reserve = ask  # type: ignore[method-assign]
+    for _ in range(20):
+        if runner.computed < 60 and not world.compute([(runner, 60 - runner.computed)]):
+            continue  # the head of the queue tries again, and again
+    if runner.computed < 60:
+        return []
+    assert world.arena.budget.held[0] == full_pages, "a full page was taken beside the locked ones"
     world.check()
+    assert world.compute([(runner, 1)])
     world.leave(runner)
+    world.check()
+    assert world.serve(range(61)) == 60
+    return asked[:1]
+
+
+CAPS = [None, (4, 26)]
+"""The shared arena; and a static split with room for the sliding pages of one request and what it leaves."""
+
+
+@pytest.mark.parametrize("caps", CAPS)
+def test_h8_a_demand_of_more_sliding_than_full_pages_is_planned_and_served(caps):
+    """32 tokens are eight sliding pages and no full one; of three that are granted two are locked, so one is at hand."""
+    assert restored(caps) == [Demand((0, 7))]
+
+
+@pytest.mark.parametrize("caps", CAPS)
+def test_h8_bites_when_more_sliding_than_full_pages_are_never_planned(caps):
+    assert restored(caps, lambda demand: demand[1] <= demand[0]) == []
 
 
 def tight() -> tuple[CacheWorld, list[int]]:

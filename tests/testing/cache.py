@@ -265,3 +265,11 @@ class CacheWorld:
         for pool in self.tree.locks.windows:
             less[pool] += int((self.tree.forest.books[pool].charge == runner.lock.id).sum())
         return runner.price.minus(Demand(less))
+
+
+def lose(world: CacheWorld, pool: int, pages: Sequence[int]) -> None:
+    """Let the pages of these numbers in the tree's only path die, as if they had been evicted."""
+    nodes = sorted(world.tree.forest.nodes.values(), key=lambda node: node.start)
+    gone = np.concatenate([node.pages[pool] for node in nodes])[list(pages)]
+    world.arena.evict(pool, gone)
+    world.forget([gone if number == pool else NO_HANDLES for number in range(len(world.layout.pools))])
