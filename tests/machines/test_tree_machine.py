@@ -51,12 +51,14 @@ class TreeMachine(RuleBasedStateMachine):
         output=st.integers(1, 9),
         other=st.integers(0, 9),
         shorter=st.integers(0, 40),
+        hand_over=st.booleans(),
     )
-    def enter(self, old, keep, new, output, other, shorter):
+    def enter(self, old, keep, new, output, other, shorter, hand_over):
         """A prompt that begins like an earlier one; sometimes at a shorter boundary than it could (H8)."""
         tokens = [*self.prompts[old % len(self.prompts)][:keep], *new][:32]
         self.prompts.append(tokens)
-        self.world.enter(tokens, output, OTHERS if other == 0 else EVERYBODY, None if shorter > 12 else shorter)
+        space = OTHERS if other == 0 else EVERYBODY
+        self.world.enter(tokens, output, space, None if shorter > 12 else shorter, hand_over)
 
     @rule(new=st.lists(st.integers(0, 1), min_size=4, max_size=20), output=st.integers(1, 5), chunk=st.integers(2, 20))
     def serve(self, new, output, chunk):

@@ -335,7 +335,7 @@ CAPS = [None, (4, 26)]
 
 @pytest.mark.parametrize("caps", CAPS)
 def test_h8_a_demand_of_more_sliding_than_full_pages_is_planned_and_served(caps):
-    """32 tokens are eight sliding pages and no full one; of three that are granted two are locked, so one is at hand."""
+    """32 tokens are eight sliding pages and no full one; of three granted ones two are locked, so one is at hand."""
     assert restored(caps) == [Demand((0, 7))]
 
 

@@ -99,7 +99,12 @@ class CacheWorld:
     # ---- a request's life
 
     def enter(
-        self, tokens: TokenRun, output: int = 1, namespace: Namespace = EVERYBODY, limit: int | None = None
+        self,
+        tokens: TokenRun,
+        output: int = 1,
+        namespace: Namespace = EVERYBODY,
+        limit: int | None = None,
+        hand_over: bool = False,
     ) -> Runner | None:
         """Match, lock and reserve; None when it is refused."""
         key = token_key(tokens, namespace)
@@ -108,7 +113,7 @@ class CacheWorld:
         price = resident(self.layout, len(tokens), output, boundary)
         self.count += 1
         self.price = price
-        lock = self.tree.lock(found, boundary, f"request-{self.count}", price)
+        lock = self.tree.lock(found, boundary, f"request-{self.count}", price, hand_over=hand_over)
         if isinstance(lock, Refusal):
             return None
         self.hits += boundary
@@ -118,8 +123,9 @@ class CacheWorld:
         runner.check_reads()
         for pool in self.tree.shape.states:
             if boundary:
-                want = (namespace, tuple(tokens[:boundary]))
-                assert self.content[pool, int(lock.pages[pool][0])] == want, "the checkpoint is of another prefix"
+                want, (state,) = (namespace, tuple(tokens[:boundary])), (*lock.pages[pool], *lock.handed[pool])
+                assert self.content[pool, int(state)] == want, "the checkpoint is of another prefix"
+                runner.own[pool] = lock.handed[pool]
         return runner
 
     def compute(self, chunks: Sequence[tuple[Runner, int]], checkpoint: bool = True) -> bool:

@@ -25,6 +25,7 @@ class Lock:
         "_granule_tokens",
         "first_page",
         "grant",
+        "handed",
         "id",
         "inserted",
         "is_open",
@@ -48,6 +49,8 @@ class Lock:
         self.pages: list[Handles] = [NO_HANDLES] * shape.pools
         """Locked pages: of a window pool in a row from `first_page` on, of a state pool the checkpoint. Those of a full
         pool are the path's."""
+        self.handed: list[Handles] = [NO_HANDLES] * shape.pools
+        """Per state pool: the checkpoint that became the request's own working state instead of being copied."""
         self.owed = [0] * shape.pools
         """Charges taken over without room to pay with: the demand falls by them as soon as there is room."""
         self.resumed = resumed

@@ -11,7 +11,9 @@ page in the arena (it becomes held: it counts, and it cannot be evicted), the la
                       another locks it       the charge goes to that one, whose promise shrinks by one, and the first
                                              one's grows by one
                   When one passes that is not charged, nothing moves. Window locks end page by page.
-    state         A locked checkpoint stands beside the working state: nobody's demand is less by it.
+    state         A locked checkpoint stands beside the working state: nobody's demand is less by it. Where that is
+                  one state too many, a checkpoint that nobody else locks is handed over instead of copied: it leaves
+                  the tree and *is* the working state.
 
 Why nothing of this can be refused: held + promised is the same before and after every line above. And why the promise
 of the next one can shrink: its demand covers every page of its window, and this one it does not hold itself.
@@ -45,7 +47,7 @@ from halocline.cache.charges import Charges, Pages
 from halocline.cache.forest import NO_LOCK, Forest
 from halocline.cache.lock import Lock, Parting
 from halocline.cache.match import Resume, Walk
-from halocline.cache.node import Node, gather
+from halocline.cache.node import TOMBSTONE, Node, gather
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
 from halocline.memory.grant import NO_HANDLES, Grant, Handles, Refusal
@@ -119,6 +121,29 @@ class LockBook:
         left = demand.minus(Demand(less))
         assert min(left) >= 0, f"a demand of {demand} does not cover the {tuple(less)} pages that it locks"
         return left
+
+    def is_sole(self, walk: Walk, granules: int) -> bool:
+        """Whether nobody locks or reads the checkpoint after `granules` of `walk`, so that it may be handed over."""
+        states, wanted = self._forest.shape.states, self.wanted(walk, granules)
+        free = self._charges.fresh(wanted)
+        return bool(granules and states) and all(
+            len(free[pool]) == len(wanted[pool]) and not self._arena.pools[pool].claims[free[pool] & INDEX_MASK].any()
+            for pool in states
+        )
+
+    def take_states(self, lock: Lock) -> None:
+        """Hand the checkpoint that only `lock` locks over to its request: the tree has a tombstone there."""
+        node = self._forest.end_at(lock.node, lock.resumed)
+        states = self._forest.shape.states
+        lock.handed = [pages if pool in states else NO_HANDLES for pool, pages in enumerate(lock.pages)]
+        self._arena.entrust(lock.grant, lock.handed)
+        for pool in states:
+            index = lock.handed[pool] & INDEX_MASK
+            assert (self._forest.books[pool].lockers[index] == 1).all(), "a checkpoint that others lock is handed over"
+            self._forest.books[pool].lockers[index] = 0
+            self._forest.disown(pool, index)
+            node.pages[pool][:] = TOMBSTONE
+            lock.pages[pool] = NO_HANDLES
 
     def count_in(self, lock: Lock, pool: int, index: Pages) -> None:
         """Count `lock` as a locker of `index`, which are locked in the arena."""

@@ -93,6 +93,11 @@ class Marks:
         """Note that a request resumes at `node`'s end: the boundary is proven."""
         self.mark(node, prefix, proven=True, resumed=node.end)
 
+    def lift(self, node: Node) -> None:
+        """End the mark at `node`'s end, if there is one, though nothing of it was evicted: it is no ghost."""
+        if node.mark is not None:
+            self._end(node.mark, evicted=False)
+
     def unlocked(self, loose: Sequence[Handles]) -> None:
         """Put pages that the last locker has left in their units again."""
         nodes: dict[int, Node] = {}
@@ -278,13 +283,14 @@ class Marks:
         first = max(0, first - slack_tokens // self._arena.layout.pools[pool].page_tokens)
         return gather(node.path(), shape, pool, first, node.end * shape.pages_per_granule[pool])
 
-    def _end(self, mark: Mark) -> None:
+    def _end(self, mark: Mark, *, evicted: bool = True) -> None:
         self._unrank_tail(mark)
         node = mark.node
         for pool in self.tail_pools:
             self._forest.books[pool].mark[self._kept(mark, pool) & INDEX_MASK] = NO_MARK
         self._set_proven(mark, proven=False)
-        self.ghosts.remember(mark.prefix, self._shared(node))
+        if evicted:
+            self.ghosts.remember(mark.prefix, self._shared(node))
         del self.marks[mark.id]
         node.mark = None
         living: Node | None = node

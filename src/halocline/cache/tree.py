@@ -64,13 +64,14 @@ class Tree:
         walk = self.forest.walk(found.key, found.boundary_tokens // self.shape.granule_tokens)
         return (granules * self.shape.granule_tokens for granules in self._resume.boundaries(walk, walk.granules))
 
-    def hot_demand(self, boundary_tokens: int, demand: Demand) -> Demand:
+    def hot_demand(self, boundary_tokens: int, demand: Demand, *, hand_over: bool = False) -> Demand:
         """Return what resuming at `boundary_tokens` takes in all, locked pages included, if nobody else locks them.
 
         For the question whether an empty arena holds it: a locked page stands in place of one of `demand`, but a locked
-        checkpoint stands beside the working state. So hot may cost more than cold, and a shorter boundary may do.
+        checkpoint stands beside the working state. So hot may cost more than cold, and a shorter boundary may do. With
+        `hand_over` the checkpoint is the working state, and hot costs what cold does: `lock` with the same word.
         """
-        extra = int(boundary_tokens > 0)
+        extra = int(boundary_tokens > 0 and not hand_over)
         return Demand(pages + extra * (pool in self.shape.states) for pool, pages in enumerate(demand))
 
     def audit(self) -> list[Violation]:
@@ -82,12 +83,16 @@ class Tree:
 
     # ---- a request's life
 
-    def lock(self, found: Match, boundary_tokens: int, owner: str, demand: Demand) -> Lock | Refusal:
+    def lock(
+        self, found: Match, boundary_tokens: int, owner: str, demand: Demand, *, hand_over: bool = False
+    ) -> Lock | Refusal:
         """Lock what resuming at `boundary_tokens` reads and reserve the rest of `demand`, all or nothing.
 
         Full pages are locked as far as the prompt finds them, all but its last token: perhaps beyond the boundary, see
         `Lock.full_tokens`.
         `demand` is the whole price of the request from that boundary on; what locked pages cover is taken off here.
+        With `hand_over`, a checkpoint that nobody else locks or reads leaves the tree and is the request's working
+        state (`Lock.handed`): for when a copy beside it does not fit, because others can resume there no more.
         Raises InvariantError if the tree has changed since `found` and cannot resume there any more.
         """
         unit = self.shape.granule_tokens
@@ -96,14 +101,20 @@ class Tree:
         gone = "the prefix" if walk.granules < granules else self._resume.missing(walk, granules)
         if gone is not None or boundary_tokens % unit or boundary_tokens >= key.tokens:
             raise InvariantError([f"{owner!r} locks up to {boundary_tokens}, a boundary of a stale match: {gone}"])
+        takes = hand_over and self.locks.is_sole(walk, granules)
+        if takes:
+            demand = demand.minus(Demand(int(pool in self.shape.states) for pool in range(self.shape.pools)))
         lock = self.locks.lock(owner, walk, granules, self.forest.root(key.namespace), demand)
         if isinstance(lock, Refusal):
             self.forest.drop_root(key.namespace)
             return lock
         lock.namespace = key.namespace
         lock.revealed_tokens = found.full_tokens
-        if granules:
-            resumed = self.forest.end_at(lock.node, granules)
+        resumed = self.forest.end_at(lock.node, granules)
+        if takes:
+            self.locks.take_states(lock)
+            self.marks.lift(resumed)
+        elif granules:
             self.marks.use(resumed, digests(key, granules, self.shape.granule_bytes))
         return lock
 

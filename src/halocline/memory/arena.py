@@ -212,6 +212,24 @@ class Arena:
                 self.budget.locked[pool.number] += len(given)
                 self.owners.trim(grant, pool)
 
+    def entrust(self, grant: Grant, handles: Sequence[Handles]) -> None:
+        """Turn locked pages (per pool) of the cache into held pages of `grant`, whose demand rises by as many.
+
+        The way back from `adopt`: what is held and promised stays the same. Whoever counts lockers counts them out.
+        Raises InvariantError for a pinned page, because its new owner may write it while somebody reads it.
+        """
+        self._check_open(grant)
+        index = self._checked(handles, (LOCKED,), "hand over")
+        for pool, taken in zip(self.pools, index, strict=True):
+            if (pool.claims[taken] > 0).any():
+                at = int(taken[int(np.argmax(pool.claims[taken] > 0))])
+                raise InvariantError([f"{grant.owner!r} takes over {self.owners.describe(pool, at)}: it is pinned"])
+        for pool, taken in zip(self.pools, index, strict=True):
+            if len(taken):
+                self.owners.enter(grant, pool, taken)
+                grant.take_in(pool.number, len(taken))
+                self.budget.locked[pool.number] -= len(taken)
+
     def unlock(self, handles: Sequence[Handles], heir: Grant | None = None) -> None:
         """Make locked pages (per pool) evictable again, last in order; the room that comes free goes to `heir`, if any.
 

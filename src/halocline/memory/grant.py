@@ -133,6 +133,11 @@ class Grant:
         self.taken[pool] -= count
         self.asked[pool] -= count
 
+    def take_in(self, pool: int, count: int) -> None:
+        """Put `count` pages on the books with the demand that covers them: the room stays as it is."""
+        self.taken[pool] += count
+        self.asked[pool] += count
+
     def raise_demand(self, pool: int, count: int) -> None:
         """Raise the demand by `count` pages; borrowed pages become the grant's own first."""
         self.asked[pool] += count

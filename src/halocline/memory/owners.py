@@ -55,6 +55,14 @@ class Owners:
         grant.chunks[pool].append(handles)
         grant.recorded[pool] += len(handles)
 
+    def enter(self, grant: Grant, pool: Pool, index: Pages) -> None:
+        """Note that `grant` holds `index`, which nobody held; older records of the same pages are dropped."""
+        handles = np.concatenate((pool.handle_of[self.indices_of(grant, pool)], pool.handle_of[index]))
+        pool.state[index] = HELD
+        pool.owner[index] = grant.id
+        grant.chunks[pool.number] = [handles]
+        grant.recorded[pool.number] = len(handles)
+
     def trim(self, grant: Grant, pool: Pool) -> None:
         """Drop stale records of `grant` once they outnumber what it holds, so that a long life costs no memory."""
         number = pool.number
