@@ -1,14 +1,18 @@
-"""G1, B2, B3 and H1 of the scenarios at the level of the arena: who shares which bytes, at the shipped prices."""
+"""G1, B2, B3, H1 and H3 of the scenarios at the level of the arena: who shares which bytes, at the shipped prices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from halocline.errors import InvariantError
+from halocline.memory import moves
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident, zero
-from halocline.memory.grant import Grant, Order
+from halocline.memory.grant import Grant, Order, Refusal
+from halocline.memory.reclaim import Plan, reclaim_plan
 from halocline.units import ceil_div
 from testing.memory import World, arena
 
@@ -107,10 +111,8 @@ def test_b3_bites_a_state_priced_by_tokens():
 # ---- H1: one pool makes its peers pay
 
 
-@pytest.mark.parametrize("payer", range(3))
-@pytest.mark.parametrize("taker", range(3))
-def test_h1_what_one_pool_has_cached_serves_any_other(payer, taker):
-    """Both directions, three kinds: the whole arena is cached pages of one pool."""
+def h1(payer: int, taker: int) -> None:
+    """The whole arena is cached pages of one pool; half of it is taken by another."""
     world = World(arena(full=3, sliding=2, state=1, slabs=4))
     per_slab = (3, 2, 1)
     owner = world.reserve(Demand(4 * per_slab[payer] if pool == payer else 0 for pool in range(3)))
@@ -121,3 +123,76 @@ def test_h1_what_one_pool_has_cached_serves_any_other(payer, taker):
     world.commit_all()
     assert world.evictions == 2 * per_slab[payer]
     world.check()
+
+
+@pytest.mark.parametrize("payer", range(3))
+@pytest.mark.parametrize("taker", range(3))
+def test_h1_what_one_pool_has_cached_serves_any_other(payer, taker):
+    """Both directions, three kinds."""
+    h1(payer, taker)
+
+
+def evicts_itself_only(taker: int) -> Callable[[moves.Pressure], Plan | Refusal]:
+    """The wrong policy: whoever needs room may only give up its own cached pages."""
+
+    def plan(pressure: moves.Pressure) -> Plan | Refusal:
+        others = [0 if pool == taker else count for pool, count in enumerate(pressure.cached)]
+        own = [count if pool == taker else 0 for pool, count in enumerate(pressure.cached)]
+        fixed = tuple(map(sum, zip(pressure.fixed, others, strict=True)))
+        return reclaim_plan(replace(pressure, fixed=fixed, cached=tuple(own)))
+
+    return plan
+
+
+@pytest.mark.parametrize("payer", range(3))
+@pytest.mark.parametrize("taker", range(3))
+def test_h1_bites_when_a_pool_may_evict_only_itself(payer, taker, monkeypatch):
+    monkeypatch.setattr(moves, "reclaim_plan", evicts_itself_only(taker))
+    if payer == taker:
+        h1(payer, taker)
+    else:
+        with pytest.raises(InvariantError, match="L3"):
+            h1(payer, taker)
+
+
+# ---- H3: a hand-off and its states
+
+
+def h3(states_to_land: int) -> None:
+    """Three requests go from one arena to another that has room for three to their ends, and not for one state more.
+
+    The other side reserves before anything is sent, what arrives lands in those very pages, and every decode goes on
+    in them: no second state stands beside the one that landed.
+    """
+    prefill, decode = arena(full=4, state=1, slabs=6), arena(full=4, state=1, slabs=6)
+    price = resident(prefill.layout, 40, 20)
+    assert price == (4, 1)
+    landing = price.plus(Demand((0, states_to_land - 1)))
+    accepted = [decode.reserve(f"request-{number}", landing) for number in range(3)]
+    assert all(isinstance(grant, Grant) for grant in accepted), "three were meant to fit to the page"
+    for number, grant in enumerate(accepted):
+        sent = prefill.reserve(f"request-{number}", resident(prefill.layout, 40, 1))
+        assert isinstance(sent, Grant)
+        done = prefill.commit([Order(sent, sent.demand)])
+        pin = prefill.pin("transfer", done.handles[0])
+        prefill.release(sent)
+        assert prefill.figures().transfer_bytes > 0, "the sender's pages stay until they have been read"
+        assert isinstance(grant, Grant)
+        decode.commit([Order(grant, Demand((3, 1)))])  # what travels: 40 tokens in pages of 16, and the state
+        prefill.unpin(pin)
+    for grant in accepted:
+        assert isinstance(grant, Grant)
+        decode.commit([Order(grant, Demand((1, 0)))])  # positions 48 to 58: one page, no state
+        assert tuple(grant.room) == (0, 0)
+    assert decode.figures().free_bytes == 0
+    assert prefill.figures().used_bytes == 0
+    assert prefill.audit() == decode.audit() == []
+
+
+def test_h3_a_hand_off_takes_the_states_that_were_reserved_and_none_beside():
+    h3(states_to_land=1)
+
+
+def test_h3_bites_a_hand_off_with_a_landing_state_beside_the_working_one():
+    with pytest.raises(AssertionError, match="three were meant to fit"):
+        h3(states_to_land=2)
