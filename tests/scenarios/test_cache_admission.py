@@ -19,6 +19,8 @@ POOLS = ((Full(), 4, 1), (Sliding(8), 4, 1))
 PREFIX = tuple(range(16))
 PROMPT = (*PREFIX, 90, 91, 92, 93, 94)
 """Twice the window cached, and 5 tokens left to compute."""
+WINDOW_PAGES = 2
+"""The last 7 positions before 16."""
 Resumes = Callable[[Tree, Demand], Lock | Refusal]
 
 
@@ -43,8 +45,7 @@ def charged_once(tree: Tree, price: Demand) -> Lock | Refusal:
 def charged_twice(tree: Tree, price: Demand) -> Lock | Refusal:
     """The wrong policy: a whole window is charged beside the one that is cached and locked."""
     found = tree.match(token_key(PROMPT))
-    window = Demand((0, len(tree.locks.wanted(tree.forest.walk(found.key, 4))[1])))
-    return tree.lock(found, len(PREFIX), "request-7", price.plus(window))
+    return tree.lock(found, len(PREFIX), "request-7", price.plus(Demand((0, WINDOW_PAGES))))
 
 
 def check_a2(caps: tuple[int, int] | None, resumes: Resumes) -> None:
@@ -52,8 +53,8 @@ def check_a2(caps: tuple[int, int] | None, resumes: Resumes) -> None:
     price = resident(world.layout, len(PROMPT), 2, len(PREFIX))
     lock = resumes(world.tree, price)
     assert isinstance(lock, Lock), f"it must start at once: {lock.message}"
-    assert len(lock.pages[1]) == 2, "the last 7 positions before 16 lie in two pages"
-    assert lock.grant.demand == (6 - 4, 3 - 2)
+    assert len(lock.pages[1]) == WINDOW_PAGES
+    assert lock.grant.demand == (6 - 4, 3 - WINDOW_PAGES)
     world.tree.close(lock)
     world.arena.release(lock.grant)
     runner = world.enter(PROMPT, 2)
