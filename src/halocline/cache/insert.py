@@ -4,6 +4,9 @@
     request's     out of its window: freed                  out of its window: cached in that place
     own page      else freed, and the tree's is locked      else adopted: the tree's, and locked by the request
 
+A page that no boundary reads (`Resume.ever_read`: W < G and the like) has left the window when its granule is whole. It
+is freed then, as it is where a request gives it up before: cached it would never be hit, only evicted.
+
 The first insertion wins: what the tree has is never replaced, so nobody's page numbers change under him, and the later
 request swaps to the tree's handles. Both computed the same from the same tokens. As tombstones are filled from the same
 insertion, the tree is whole in every pool over the window when the request has swapped.
@@ -149,16 +152,20 @@ class Inserter:
         return _Merge(pool, first, kept_from, mine)
 
     def _settle_gone(self, lock: Lock, path: list[Node], merge: _Merge) -> None:
-        # Pages that the window has passed: duplicates are freed, the others cached.
+        # Pages that the window has passed: duplicates and what nobody can read are freed, the others cached.
         merge.look(path, self._forest.shape)
         gone = slice(0, merge.kept_from - merge.first_page)
         mine, theirs = merge.mine[gone], merge.theirs[gone]
         there = mine != TOMBSTONE
-        double, new = mine[there & (theirs != TOMBSTONE)], mine[there & (theirs == TOMBSTONE)]
-        if len(double):
-            self._arena.free(lock.grant, merge.pool, double)
-        if len(new):
-            self._arena.cache(lock.grant, merge.pool, new)
+        new = there & (theirs == TOMBSTONE)
+        if new.any() and merge.pool in self._locks.windows:
+            new &= self._resume.ever_read(merge.pool, merge.first_page, merge.kept_from)
+        useless = there & ~new
+        if useless.any():
+            self._arena.free(lock.grant, merge.pool, mine[useless])
+            mine[useless] = TOMBSTONE
+        if new.any():
+            self._arena.cache(lock.grant, merge.pool, mine[new])
         self._write(path, merge, gone)
 
     def _settle_kept(self, lock: Lock, path: list[Node], merge: _Merge) -> None:

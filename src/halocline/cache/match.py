@@ -8,6 +8,10 @@
 At least one token is left to compute: b <= L - 1, so a prompt of 64 tokens that is wholly cached resumes at 48 with
 G = 16, and one of 65 at 64. Worked example: P = G = 16, W = 40. At b = 96 positions 57 ... 95 are read, pages 3, 4 and
 5; if page 3 is a tombstone, b = 96 is void, and so is b = 80 (pages 2, 3, 4), but b = 48 may stand (pages 0, 1, 2).
+
+Boundaries are multiples of G and look back only, so some pages are read at none: those that leave the window before
+their granule is whole. With W = 9, P = 4, G = 16 the boundary 16 reads positions 8 ... 15, every later one less of
+them: pages 0 and 1 of each granule are of no use to anybody.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from numpy.typing import NDArray
 from halocline.cache.keys import Key
 from halocline.cache.node import TOMBSTONE, Node, Shape, gather
 from halocline.memory.layout import ArenaLayout
-from halocline.memory.retention import Full, Sliding, State
+from halocline.memory.retention import Full, Retention, Sliding, State
 
 Reason = Literal["whole", "too short", "not keyed", "window gone", "state missing", "limited"]
 
@@ -65,6 +69,18 @@ class Resume:
         assert not isinstance(layout.retention, State)
         return layout.retention.first_needed(boundary_tokens) // layout.page_tokens
 
+    def ever_read(self, pool: int, first: int, last: int) -> NDArray[np.bool_]:
+        """Return which of the pages [first, last) of a window `pool` some boundary reads.
+
+        The first boundary after a page is its granule's end, and the first position that is read only rises with the
+        boundary: what that one does not read, none does.
+        """
+        per_granule, layout = self._shape.pages_per_granule[pool], self._layout.pools[pool]
+        pages = np.arange(first, last)
+        ends = (pages // per_granule + 1) * self._shape.granule_tokens
+        read: NDArray[np.bool_] = pages >= _starts(layout.retention, ends) // layout.page_tokens
+        return read
+
     def missing(self, walk: Walk, granules: int) -> Reason | None:
         """Return what keeps a request from resuming after `granules`; None when nothing does."""
         if granules == 0:
@@ -104,13 +120,17 @@ class Resume:
         gone = np.zeros(most * per_granule + 1, np.int64)
         np.cumsum(gather(walk.path, self._shape, pool, 0, most * per_granule) == TOMBSTONE, out=gone[1:])
         ends = np.arange(most) * self._shape.granule_tokens
-        if isinstance(layout.retention, Sliding):
-            starts = np.maximum(0, ends - layout.retention.window_tokens + 1)
-        else:
-            assert not isinstance(layout.retention, Full | State)
-            starts = ends // layout.retention.chunk_tokens * layout.retention.chunk_tokens
+        starts = _starts(layout.retention, ends)
         whole: NDArray[np.bool_] = gone[ends // layout.page_tokens] == gone[starts // layout.page_tokens]
         return whole
+
+
+def _starts(retention: Retention, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    # The first positions that are read at boundaries `ends` of a window pool: `first_needed` of many at once.
+    if isinstance(retention, Sliding):
+        return np.maximum(0, ends - retention.window_tokens + 1)
+    assert not isinstance(retention, Full | State)
+    return ends // retention.chunk_tokens * retention.chunk_tokens
 
 
 def match(resume: Resume, shape: Shape, key: Key, walk: Walk, limit_tokens: int | None) -> Match:
