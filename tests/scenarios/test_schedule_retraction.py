@@ -18,7 +18,7 @@ from halocline.schedule.request import State
 from halocline.schedule.retract import Victims
 from halocline.step import Sampled, StepPlan, StepResult
 from testing import wrong
-from testing.schedule import FULL_AND_WINDOW, GUARANTEED, PoolSpec, World, greedy, rules, tiny_layout
+from testing.schedule import FULL_AND_WINDOW, GUARANTEED, PoolSpec, World, greedy, rules, takes, tiny_layout
 
 Spoil = Callable[[World], None]
 
@@ -85,15 +85,26 @@ def test_e4_nothing_leaks_and_nothing_sticks_whichever_reserve_is_refused(admiss
 # --- F1: throughput comes back within a step
 
 F_POOLS: tuple[PoolSpec, ...] = ((Full(), 4, 1), (Sliding(8), 4, 1))
+SPLIT_OR_SHARED = pytest.mark.parametrize("split", [True, False], ids=["split", "shared"])
 
 
-def run_f1(spoil: Spoil = right) -> World:
+def send_the_largest(made: World, length: int, max_tokens: int) -> None:
+    """Send one request more, the most junior: the shared arena is the smallest that takes it."""
+    slabs = made.layout.slabs
+    assert takes(F_POOLS, slabs, length, max_tokens)
+    assert not takes(F_POOLS, slabs - 1, length, max_tokens)
+    made.arrive("largest", length, greedy(max_tokens))
+
+
+def run_f1(split: bool, spoil: Spoil = right) -> World:
     """Eight requests outgrow what they were granted, in room for about two."""
-    made = World(tiny_layout(F_POOLS, 26), rules()).expect_outputs(64, 4)
+    made = World(tiny_layout(F_POOLS, 26), rules(), (16, 10) if split else None).expect_outputs(64, 4)
     spoil(made)
     for index in range(8):
         made.arrive(f"r{index}", 6, greedy(40))
     requests = list(made.scheduler._roster.live.values())
+    if not split:
+        send_the_largest(made, 40, 49)
     while made.scheduler.has_work:
         before = made.retractions
         names = [segment.request_id for segment in made.plan_and_apply().segments]
@@ -108,53 +119,74 @@ def run_f1(spoil: Spoil = right) -> World:
     return made
 
 
-def test_f1_who_comes_back_stays_and_nobody_waits_longer_than_a_step() -> None:
-    run_f1()
+@SPLIT_OR_SHARED
+def test_f1_who_comes_back_stays_and_nobody_waits_longer_than_a_step(split: bool) -> None:
+    run_f1(split)
 
 
-def test_f1_bites_when_the_return_is_granted_too_little() -> None:
+@SPLIT_OR_SHARED
+def test_f1_bites_when_the_return_is_granted_too_little(split: bool) -> None:
     with pytest.raises(AssertionError, match="who came back was retracted again"):
-        run_f1(wrong.grants_only_the_next_token_on_return)
+        run_f1(split, wrong.grants_only_the_next_token_on_return)
 
 
 # --- F2: no timers
 
 
-def test_f2_a_steady_load_is_not_retracted_periodically() -> None:
+def run_f2(split: bool, spoil: Spoil = right) -> None:
     """Outputs as long as the estimate says: whatever the number of steps, nobody outgrows a grant."""
-    made = World(tiny_layout(F_POOLS, 30), rules(max_waiting_requests=200), check=False).expect_outputs(16, 12)
+    changed = rules(max_waiting_requests=200)
+    made = World(tiny_layout(F_POOLS, 30), changed, (16, 14) if split else None, check=False).expect_outputs(16, 12)
+    spoil(made)
     for index in range(80):
         made.arrive(f"r{index}", 4 + index % 5, greedy(12))
+    if not split:
+        send_the_largest(made, 92, 13)
     made.run().assert_all_finished()
     assert made.steps > 200
-    assert made.scheduler.figures().totals.extensions == 0
+    assert made.scheduler.figures().totals.extensions == 0, "somebody outgrew its grant"
     assert made.retractions == 0
+
+
+@SPLIT_OR_SHARED
+def test_f2_a_steady_load_is_not_retracted_periodically(split: bool) -> None:
+    run_f2(split)
+
+
+@SPLIT_OR_SHARED
+def test_f2_bites_when_estimates_decay_on_a_timer(split: bool) -> None:
+    with pytest.raises(AssertionError, match="outgrew its grant"):
+        run_f2(split, wrong.estimates_decay_on_a_timer)
 
 
 # --- F4: victims by deficit
 
 
-def run_f4() -> World:
+def run_f4(split: bool) -> World:
     """One page is missing; a short junior has it, a long one has more and much more work to lose."""
-    made = World(tiny_layout(F_POOLS, 29), rules()).expect_outputs(64, 2)
+    made = World(tiny_layout(F_POOLS, 29), rules(), (19, 10) if split else None).expect_outputs(64, 2)
     made.arrive("senior", 12, greedy(40))
     made.arrive("long", 40, greedy(9, ignore_eos=True))
     made.arrive("short", 4, greedy(9, ignore_eos=True))
     live = dict(made.scheduler._roster.live)
+    if not split:
+        send_the_largest(made, 60, 41)
     made.run_until(lambda: made.retractions > 0)
     assert (live["short"].retractions, live["long"].retractions) == (1, 0), "the long one was retracted"
     made.run().assert_all_finished()
     return made
 
 
-def test_f4_the_deficit_decides_who_goes() -> None:
-    run_f4()
+@SPLIT_OR_SHARED
+def test_f4_the_deficit_decides_who_goes(split: bool) -> None:
+    run_f4(split)
 
 
-def test_f4_bites_when_the_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+@SPLIT_OR_SHARED
+def test_f4_bites_when_the_longest_goes(split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Victims, "choose", wrong.choose_the_longest)
     with pytest.raises(AssertionError, match="the long one was retracted"):
-        run_f4()
+        run_f4(split)
 
 
 # --- E5 (as far as there is no host tier), I2

@@ -5,8 +5,12 @@ A policy is a function that spoils a finished world, or a replacement for the pr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident
-from halocline.memory.grant import Grant
+from halocline.memory.grant import Grant, Refusal
 from halocline.memory.layout import ArenaLayout
 from halocline.schedule.admission import Candidate
 from halocline.schedule.chunk import StepRoom
@@ -160,3 +164,38 @@ def grants_only_the_next_token_on_return(made: World) -> None:
         return Candidate(right.start, resident(made.layout, len(request.history), 1))
 
     gate.candidate = small  # type: ignore[method-assign]
+
+
+def estimates_decay_on_a_timer(made: World) -> None:
+    """F2: what an output is expected to take sinks with every ten steps, and starts again after a hundred."""
+    lengths = made.scheduler._gate.lengths
+    observed = lengths.estimate
+    lengths.estimate = lambda max_tokens: max(1, observed(max_tokens) - made.steps % 100 // 10)  # type: ignore[method-assign]
+
+
+class SameRoomForAll(Arena):
+    """A13: all candidates of one pass are judged by the room at its beginning. `begins` says when one does."""
+
+    seen: list[int] | None = None
+
+    def begins(self) -> None:
+        """Remember what is promised now."""
+        self.seen = list(self.budget.promised)
+
+    def fits(self, extra: Demand) -> bool:
+        with self._as_it_was():
+            return super().fits(extra)
+
+    def reserve(self, owner: str, demand: Demand) -> Grant | Refusal:
+        with self._as_it_was():
+            return super().reserve(owner, demand)
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        if self.seen is None:
+            yield
+            return
+        real, self.budget.promised = self.budget.promised, list(self.seen)
+        yield
+        grown = map(int.__sub__, self.budget.promised, self.seen)
+        self.budget.promised = list(map(int.__add__, real, grown))
