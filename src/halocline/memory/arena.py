@@ -156,7 +156,7 @@ class Arena:
         for pool, total in zip(self.pools, totals, strict=True):
             self.budget.held[pool.number] += total
             self.budget.promised[pool.number] -= total
-            columns.append(hand_out(orders, pool, total, self.owners) if total else repeat(NO_HANDLES, len(orders)))
+            columns.append(hand_out(orders, pool, total) if total else repeat(NO_HANDLES, len(orders)))
         return Commit(tuple(zip(*columns, strict=True)), moves, evicted)
 
     def free(self, grant: Grant, pool: int, handles: Handles) -> None:

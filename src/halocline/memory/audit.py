@@ -142,7 +142,7 @@ def _shelves(name: str, pool: Pool, fill: list[int]) -> Iterator[Violation]:
         if wrong:
             yield Violation("L1", f"{name}: slabs {wrong} stand on the shelf of {level} live pages and have others")
     stocked = [level for level, slabs in enumerate(pool.shelves()) if slabs]
-    if stocked != pool.stocked_shelves():
+    if not set(stocked) <= set(pool.stocked_shelves()):
         yield Violation("L1", f"{name}: shelves that are not empty: {stocked}, the books say {pool.stocked_shelves()}")
 
 

@@ -11,6 +11,7 @@ Worked example: 4 slabs, pages_per_slab (5, 1), held (6, 1), promised (4, 0). Po
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import add, le
 
 from halocline.memory.demand import Demand
 from halocline.memory.grant import Refusal
@@ -48,10 +49,8 @@ class Budget:
 
     def slabs_by_pool(self, pages: Iterable[int]) -> list[int]:
         """Return the fewest slabs per pool that hold `pages`, given the slabs that pins keep."""
-        return [
-            max(pinned, ceil_div(count, per_slab))
-            for count, pinned, per_slab in zip(pages, self.pinned_slabs, self.pages_per_slab, strict=True)
-        ]
+        needs = list(map(ceil_div, pages, self.pages_per_slab))
+        return list(map(max, needs, self.pinned_slabs)) if any(self.pinned_slabs) else needs
 
     def slabs_needed(self, pages: Iterable[int]) -> int:
         """Return the fewest slabs that hold `pages[p]` pages of each pool p."""
@@ -63,7 +62,7 @@ class Budget:
 
     def fits_untouched(self, extra: Demand) -> bool:
         """Whether `extra` fits with nothing evicted: a hint, never a reason to refuse."""
-        return self._allows(self.slabs_by_pool(map(int.__add__, self._with(extra), self.cached)))
+        return self._allows(self.slabs_by_pool(map(add, self._with(extra), self.cached)))
 
     def fits_empty(self, demand: Demand) -> bool:
         """Whether `demand` fits an empty arena; no is for ever."""
@@ -98,15 +97,16 @@ class Budget:
         Each pool's figure supposes that it alone grows; two such figures together are more than the arena.
         """
         live = self.held[pool] + self.cached[pool]
-        needs = self.slabs_by_pool(map(int.__add__, map(int.__add__, self.held, self.promised), self.cached))
+        needs = self.slabs_by_pool(map(add, map(add, self.held, self.promised), self.cached))
         slabs = min(self.caps[pool], self.slabs - sum(needs) + needs[pool])
         return max(live, slabs * self.pages_per_slab[pool])
 
     def _with(self, extra: Demand) -> list[int]:
-        return [held + promised + more for held, promised, more in zip(self.held, self.promised, extra, strict=True)]
+        assert len(extra) == len(self.held), f"{extra} pages are asked for of {len(self.held)} pools"
+        return list(map(add, map(add, self.held, self.promised), extra))
 
     def _allows(self, needs: list[int]) -> bool:
-        return sum(needs) <= self.slabs and all(map(int.__le__, needs, self.caps))
+        return sum(needs) <= self.slabs and all(map(le, needs, self.caps))
 
     def _terms(self, pool: int, extra: Demand, need: int) -> str:
         return (

@@ -86,6 +86,11 @@ class Grant:
         """Return how many pages of `pool` carry this grant's name."""
         return self.taken[pool] - self.lent[pool]
 
+    def record(self, pool: int, handles: Handles) -> None:
+        """Note that `handles` were handed out."""
+        self.chunks[pool].append(handles)
+        self.recorded[pool] += len(handles)
+
     def charge(self, pool: int, count: int, lender: Grant | None) -> bool:
         """Charge `count` new pages, what exceeds the room to `lender`; False if both are short: nothing changed."""
         borrow = count - self.room[pool]
@@ -192,8 +197,7 @@ class Move:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True, eq=False):
     """What came of a step's orders."""
 
     handles: tuple[tuple[Handles, ...], ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, repeat
 
 import numpy as np
 
@@ -10,7 +11,6 @@ from halocline.errors import OverdrawnError
 from halocline.memory.budget import Budget
 from halocline.memory.demand import Demand
 from halocline.memory.grant import NO_HANDLES, Handles, Order
-from halocline.memory.owners import Owners
 from halocline.memory.pool import HELD, Pool
 
 
@@ -71,32 +71,40 @@ def places_at_hand(pools: Sequence[Pool], budget: Budget, totals: Sequence[int])
     return opened <= len(pools[0].stock.free)
 
 
-def hand_out(orders: Sequence[Order], pool: Pool, total: int, owners: Owners) -> list[Handles]:
+def hand_out(orders: Sequence[Order], pool: Pool, total: int) -> Sequence[Handles]:
     """Take `total` places of `pool`, all of them at hand, and deal their handles out in the order of the orders."""
     number = pool.number
+    if total == 1:
+        return _hand_out_one(orders, pool)
     index = pool.index_at[pool.take(total)]
     handles = pool.handle_of[index]
     pool.state[index] = HELD
     if len(orders) == 1:
-        pool.owner[index] = orders[0].grant.id
-        owners.record(orders[0].grant, number, handles)
-        return [handles]
-    dealt: list[Handles] = []
-    ids: list[int] = []
-    counts: list[int] = []
-    at = 0
-    for order in orders:
-        count = order.pages[number]
-        if count == 0:
-            dealt.append(NO_HANDLES)
-            continue
-        grant = order.grant
-        part = handles[at : at + count]
-        dealt.append(part)
-        grant.chunks[number].append(part)  # Owners.record, in place
-        grant.recorded[number] += count
-        ids.append(grant.id)
-        counts.append(count)
-        at += count
-    pool.owner[index] = ids if total == len(ids) else np.repeat(ids, counts)
+        grant = orders[0].grant
+        pool.owner[index] = grant.id
+        grant.record(number, handles)
+        return (handles,)
+    counts = [order.pages[number] for order in orders]
+    ids = [order.grant.id for order in orders]
+    pool.owner[index] = ids if max(counts) == 1 == min(counts) else np.repeat(ids, counts)
+    ends = list(accumulate(counts))
+    dealt = [handles[end - count : end] if count else NO_HANDLES for count, end in zip(counts, ends, strict=True)]
+    for order, count, part in zip(orders, counts, dealt, strict=True):
+        if count:  # Grant.record, in place: a step has hundreds of these
+            grant = order.grant
+            grant.chunks[number].append(part)
+            grant.recorded[number] += count
     return dealt
+
+
+def _hand_out_one(orders: Sequence[Order], pool: Pool) -> Sequence[Handles]:
+    # The same in scalars: an array costs more to make than all the rest.
+    number = pool.number
+    index = pool.index_at.item(pool.take_one())
+    handles = pool.handle_of[index : index + 1].copy()
+    pool.state[index] = HELD
+    taker = next(at for at, order in enumerate(orders) if order.pages[number])
+    grant = orders[taker].grant
+    pool.owner[index] = grant.id
+    grant.record(number, handles)
+    return (*repeat(NO_HANDLES, taker), handles, *repeat(NO_HANDLES, len(orders) - taker - 1))

@@ -50,11 +50,6 @@ class Owners:
         alive = (pool.handle_of[index] == handles) & (pool.owner[index] == grant.id) & (pool.state[index] == HELD)
         return index if alive.all() else index[alive]
 
-    def record(self, grant: Grant, pool: int, handles: Handles) -> None:
-        """Note that `handles` were handed out to `grant`."""
-        grant.chunks[pool].append(handles)
-        grant.recorded[pool] += len(handles)
-
     def enter(self, grant: Grant, pool: Pool, index: Pages) -> None:
         """Note that `grant` holds `index`, which nobody held; older records of the same pages are dropped."""
         handles = np.concatenate((pool.handle_of[self.indices_of(grant, pool)], pool.handle_of[index]))

@@ -8,8 +8,7 @@
     after   page 7: index 8 (free)    page 9: index 3 (live)         so handle 3 is now at page 9
 
 A handle is generation << 32 | index; the generation rises when the page is freed, which makes old handles stale.
-Slabs stand on shelves by their number of live pages: new pages go to the fullest slab with a hole, so that others
-empty.
+New pages go to the fullest slab with a hole (`halocline.memory.shelves`), so that others empty.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from halocline.memory.evictable import EvictionQueue
 from halocline.memory.layout import PoolLayout
+from halocline.memory.shelves import Shelves
 from halocline.units import ceil_div
 
 FREE, CACHED, HELD, LOCKED, TRANSFER, TRANSFER_CACHED = range(6)
@@ -31,6 +31,9 @@ TRANSFER: only a pin keeps it; TRANSFER_CACHED: the same, and it returns to the 
 NO_POOL = -1
 GENERATION = 1 << 32
 INDEX_MASK = GENERATION - 1
+
+SCALAR_PAGES = 8
+"""Up to so many pages are sorted into slabs one by one: a call of NumPy costs as much as five of them."""
 
 Pages = NDArray[np.int64]
 
@@ -64,9 +67,8 @@ class Pool:
     """Pages of one pool. `per_slab` pages lie in a slab; arrays are over pages or over indices, as each says."""
 
     __slots__ = (
-        "_mask", "_shelves", "claims", "fill", "handle_of", "index_at", "live", "live_pages", "number",
-        "owner", "per_slab", "pinned_in_slab", "pins", "place", "queue", "scratch", "slabs", "state", "stock",
-        "stride_bytes",
+        "_columns", "_shelves", "claims", "handle_of", "index_at", "live", "live_pages", "number", "owner", "per_slab",
+        "pinned_in_slab", "pins", "place", "queue", "scratch", "slabs", "state", "stock", "stride_bytes",
     )  # fmt: skip
 
     def __init__(self, number: int, layout: PoolLayout, stock: SlabStock) -> None:
@@ -95,13 +97,16 @@ class Pool:
         self.pinned_in_slab: dict[int, int] = {}
         self.scratch = np.zeros(pages, np.int32)
         self.queue = EvictionQueue(pages)
-        self.fill = [0] * stock.slabs
-        """By slab: live pages of this pool."""
-        self._shelves: list[dict[int, None]] = [{} for _ in range(self.per_slab + 1)]
-        self._mask = 0  # bit c: shelf c is not empty
+        self._shelves = Shelves(stock.slabs, self.per_slab)
+        self._columns = np.arange(self.per_slab)
         self.slabs = 0
         """Slabs that the pool owns."""
         self.live_pages = 0
+
+    @property
+    def fill(self) -> list[int]:
+        """By slab: live pages of this pool."""
+        return self._shelves.fill
 
     @property
     def holes(self) -> int:
@@ -115,20 +120,35 @@ class Pool:
 
     def take(self, count: int) -> Pages:
         """Make `count` free pages live: holes of the fullest slabs first, then free slabs."""
-        slabs, free = self._slabs_with_room(count)
-        first = slabs[0] * self.per_slab
-        self.live_pages += count
         if count == 1:
-            page = first + int(self.live[first : first + self.per_slab].argmin())
-            self.live[page] = 1
-            self._shelve(slabs[0], self.fill[slabs[0]] + 1)
-            return np.array((page,), np.int64)
-        rows, columns = np.nonzero(self.live.reshape(-1, self.per_slab)[slabs] == 0)
-        pages: Pages = np.asarray(slabs)[rows[:count]] * self.per_slab + columns[:count]
+            return np.array((self.take_one(),), np.int64)
+        slabs, free = self._shelves.pull_fullest(count)
+        pages = self.pages_of(slabs)
+        pages = pages[self.live[pages] == 0]
+        if free < count:
+            opened = self._open(ceil_div(count - free, self.per_slab))
+            free += len(opened) * self.per_slab
+            slabs += opened
+            pages = np.concatenate((pages, self.pages_of(opened)))
+        pages = pages[:count]
         self.live[pages] = 1
-        self._shelve_full(slabs[:-1])
-        self._shelve(slabs[-1], self.per_slab - (free - count))
+        self.live_pages += count
+        last = slabs.pop()
+        self._shelves.put_full(slabs)
+        self._shelves.put(last, self.per_slab - (free - count))
         return pages
+
+    def take_one(self) -> int:
+        """Make one free page live and return it: the same as `take`, in scalars."""
+        slab = self._shelves.pull_one()
+        if slab is None:
+            (slab,) = self._open(1)
+        first = slab * self.per_slab
+        page = first + self.live[first : first + self.per_slab].tobytes().index(0)
+        self.live[page] = 1
+        self.live_pages += 1
+        self._shelves.put(slab, self.fill[slab] + 1)
+        return page
 
     def occupy(self, pages: Pages) -> None:
         """Make distinct free `pages`, all of them holes, live."""
@@ -137,20 +157,19 @@ class Pool:
         slabs, counts = np.unique(pages // self.per_slab, return_counts=True)
         for slab, count in zip(slabs.tolist(), counts.tolist(), strict=True):
             assert self.fill[slab], f"slab {slab} is not one of pool {self.number}"
-            self._shelve(slab, self.fill[slab] + count)
+            self._shelves.pull(slab)
+            self._shelves.put(slab, self.fill[slab] + count)
 
     def drop(self, pages: Pages) -> None:
         """Make distinct live `pages` free; a slab without live pages leaves the pool."""
         self.live_pages -= len(pages)
         self.live[pages] = 0
-        emptied: list[int] = []
-        if len(pages) <= 2:
-            for page in pages.tolist():
-                self._sink(page // self.per_slab, 1, emptied)
+        slabs = pages // self.per_slab
+        if len(pages) <= SCALAR_PAGES:
+            emptied = self._shelves.lower(slabs.tolist(), [1] * len(pages))
         else:
-            slabs, counts = np.unique(pages // self.per_slab, return_counts=True)
-            for slab, count in zip(slabs.tolist(), counts.tolist(), strict=True):
-                self._sink(slab, count, emptied)
+            slabs, counts = np.unique(slabs, return_counts=True)
+            emptied = self._shelves.lower(slabs.tolist(), counts.tolist())
         if emptied:
             self._close(emptied)
 
@@ -167,8 +186,7 @@ class Pool:
         self.handle_of[index] += GENERATION
         self.live_pages -= 1
         self.live[page] = 0
-        emptied: list[int] = []
-        self._sink(page // self.per_slab, 1, emptied)
+        emptied = self._shelves.lower([page // self.per_slab], [1])
         if emptied:
             self._close(emptied)
 
@@ -184,28 +202,25 @@ class Pool:
 
     def owned_slabs(self) -> list[int]:
         """Return the pool's slabs, emptiest first."""
-        return [slab for shelf in self._shelves[1:] for slab in shelf]
+        return list(self._shelves.emptiest())
 
     def shelves(self) -> list[list[int]]:
         """Return the slabs that stand on each shelf, that is with 0, 1, 2 ... live pages, as the books have it."""
-        return [list(shelf) for shelf in self._shelves]
+        return self._shelves.by_level()
 
     def stocked_shelves(self) -> list[int]:
-        """Return the shelves that are not empty, as the books have it."""
-        return [level for level in range(self._mask.bit_length()) if self._mask >> level & 1]
+        """Return the shelves that may have slabs, as the books have it."""
+        return self._shelves.stocked()
 
     def emptiest(self, kept: Iterable[int]) -> Iterable[int]:
         """Yield the pool's slabs from the emptiest on, leaving out pinned ones and `kept`."""
         leave = set(kept)
-        for shelf in self._shelves[1:]:
-            for slab in shelf:
-                if slab not in self.pinned_in_slab and slab not in leave:
-                    yield slab
+        return (s for s in self._shelves.emptiest() if s not in self.pinned_in_slab and s not in leave)
 
     def hide(self, slabs: list[int]) -> None:
         """Take `slabs` off the shelves, so that `take` does not fill them; `abandon` must follow."""
         for slab in slabs:
-            self._unshelve(slab)
+            self._shelves.pull(slab)
 
     def abandon(self, slabs: list[int]) -> None:
         """Give up hidden `slabs`, whose live pages have all been moved."""
@@ -213,71 +228,17 @@ class Pool:
             first = slab * self.per_slab
             self.live[first : first + self.per_slab] = 0
             self.live_pages -= self.fill[slab]
-            self.fill[slab] = 0
+            self._shelves.put(slab, 0)
         self._close(slabs)
 
     def pages_of(self, slabs: list[int]) -> Pages:
         """Return all pages of `slabs`, live or not, in the order given."""
-        return (np.asarray(slabs, np.int64)[:, None] * self.per_slab + np.arange(self.per_slab)).ravel()
+        return (np.array(slabs, np.int64)[:, None] * self.per_slab + self._columns).ravel()
 
-    def _slabs_with_room(self, count: int) -> tuple[list[int], int]:
-        # Slabs to fill, all but the last one wholly, and the free pages in them.
-        chosen: list[int] = []
-        free = 0
-        mask = self._mask & ((1 << self.per_slab) - 1)
-        while mask and free < count:
-            level = mask.bit_length() - 1
-            mask ^= 1 << level
-            shelf = self._shelves[level]
-            wanted = ceil_div(count - free, self.per_slab - level)
-            if wanted >= len(shelf):
-                chosen.extend(shelf)
-                free += len(shelf) * (self.per_slab - level)
-                continue
-            for slab in shelf:
-                chosen.append(slab)
-                free += self.per_slab - level
-                wanted -= 1
-                if wanted == 0:
-                    break
-        if free < count:
-            opened = ceil_div(count - free, self.per_slab)
-            chosen.extend(self.stock.take(opened, self.number))
-            self.slabs += opened
-            free += opened * self.per_slab
-        return chosen, free
-
-    def _unshelve(self, slab: int) -> None:
-        level = self.fill[slab]
-        if level:
-            shelf = self._shelves[level]
-            del shelf[slab]
-            if not shelf:
-                self._mask &= ~(1 << level)
-
-    def _shelve(self, slab: int, level: int) -> None:
-        self._unshelve(slab)
-        self.fill[slab] = level
-        if level:
-            self._shelves[level][slab] = None
-            self._mask |= 1 << level
-
-    def _shelve_full(self, slabs: list[int]) -> None:
-        level = self.per_slab
-        for slab in slabs:
-            if self.fill[slab]:
-                self._unshelve(slab)
-            self.fill[slab] = level
-        if slabs:
-            self._shelves[level].update(dict.fromkeys(slabs))
-            self._mask |= 1 << level
-
-    def _sink(self, slab: int, count: int, emptied: list[int]) -> None:
-        level = self.fill[slab] - count
-        assert level >= 0, f"slab {slab} of pool {self.number} loses {count} of {self.fill[slab]} pages"
-        self._shelve(slab, level)
-        if level == 0:
-            emptied.append(slab)
+    def _open(self, count: int) -> list[int]:
+        opened = self.stock.take(count, self.number)
+        self.slabs += count
+        return opened
 
     def _close(self, slabs: list[int]) -> None:
         self.slabs -= len(slabs)

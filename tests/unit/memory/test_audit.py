@@ -106,14 +106,14 @@ def lose_the_records_of_a_grant(a):
 
 
 def put_a_slab_on_the_wrong_shelf(a):
-    shelves = a.pools[0]._shelves
+    shelves = a.pools[0]._shelves._shelves
     level = next(level for level, shelf in enumerate(shelves) if shelf)
     shelves[level % a.pools[0].per_slab + 1].update(shelves[level])
     shelves[level].clear()
 
 
 def overlook_a_shelf_with_holes(a):
-    a.pools[0]._mask = 0
+    a.pools[0]._shelves._stocked = 0
 
 
 def hand_out_a_strange_handle(a):
