@@ -1,7 +1,8 @@
 """Scenarios A1 to A16, H2, H4 and H6 against the real scheduler, arena and token oracle.
 
 Each case runs under the static split it was seen on and in a shared arena with the fewest bytes in which its largest
-request fits alone. Where a wrong policy is known, the same check must fail with it.
+request fits alone; where that would be too few for several requests at once, the largest one comes last. Where a wrong
+policy is known, the same check must fail with it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 from halocline.errors import ConfigError
+from halocline.memory.arena import Arena
 from halocline.memory.capacity import longest_request
 from halocline.memory.demand import Demand, resident, step_price
 from halocline.memory.grant import Grant
@@ -36,6 +38,16 @@ def right(made: World) -> None:
 def with_price(monkeypatch: pytest.MonkeyPatch, price: Prices) -> None:
     """Let the gate price requests wrongly."""
     monkeypatch.setattr("halocline.schedule.admission.resident", price)
+
+
+def send_the_largest(made: World, split: bool, length: int, max_tokens: int) -> None:
+    """Send one request more. In a shared arena it is the largest: with one slab less it is refused at the door."""
+    if split:
+        return
+    pools = [(pool.retention, pool.page_tokens, pool.pages_per_slab) for pool in made.layout.pools]
+    changes = {"step_tokens": made.rules.step_tokens, "max_running_requests": made.rules.max_running_requests}
+    assert fewest_slabs(pools, length, max_tokens, **changes) == made.layout.slabs
+    assert isinstance(made.arrive("largest", length, greedy(max_tokens, ignore_eos=True)), Accepted)
 
 
 # --- A1: long prompts on an idle server, windows smaller than a chunk
@@ -304,10 +316,13 @@ A9_POOLS: tuple[PoolSpec, ...] = ((Full(), 8, 1), (Sliding(3), 8, 1))
 
 
 def run_a9(split: bool, admission: tuple) -> World:
-    slabs = 40 if split else fewest_slabs(A9_POOLS, 6, 30) + 6
+    """Shared: 12 slabs take the largest request alone (9 + 2 pages, the floor), or two of the others (2 + 2 each)."""
+    slabs = 40 if split else 12
     made = World(tiny_layout(A9_POOLS, slabs), rules(admission=admission), (35, 5) if split else None)
     for index in range(6):
-        made.arrive(f"r{index}", 6, greedy(30, ignore_eos=True))
+        made.arrive(f"r{index}", 6, greedy(30 if split else 10, ignore_eos=True))
+    made.run().assert_all_finished()
+    send_the_largest(made, split, 40, 30)
     made.run().assert_all_finished()
     assert made.scheduler.figures().totals.peak_running > 1, "the case is about concurrent decodes"
     assert made.retractions == 0
@@ -323,7 +338,7 @@ def test_a9_concurrent_decodes_of_short_windows_do_not_block_each_other(split: b
 @SPLIT_OR_SHARED
 def test_a9_bites_when_a_short_window_is_taken_for_one_page(split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with_price(monkeypatch, wrong.price_of_one_window_page)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=r"still lends \[0, 1\] pages|L3"):
         run_a9(split, GUARANTEED)
 
 
@@ -350,6 +365,7 @@ def run_a10(split: bool, spoil: Spoil = right) -> None:
     plan = made.plan_and_apply()
     names = [segment.request_id for segment in plan.segments]
     assert names == ["running", "next"], f"room came free and {names} were computed"
+    send_the_largest(made, split, 4, 19)
     made.run().assert_all_finished()
 
 
@@ -440,23 +456,40 @@ def test_a12_the_longest_request_as_printed_finishes_and_one_token_more_is_refus
 # --- A13: two candidates in one pass
 
 
-@SPLIT_OR_SHARED
-def test_a13_the_second_of_two_that_do_not_fit_together_waits(split: bool) -> None:
-    """Each needs 3 + 3 pages, the floor is 1: 12 slabs are one too few for both."""
-    pools: tuple[PoolSpec, ...] = ((Full(), 4, 1), (Sliding(8), 4, 1))
-    made = World(tiny_layout(pools, 12), rules(), (5, 7) if split else None)
+A13_POOLS: tuple[PoolSpec, ...] = ((Full(), 4, 1), (Sliding(8), 4, 1))
+
+
+def run_a13(split: bool, kind: type[Arena] = Arena) -> None:
+    """Each needs 3 + 3 pages, the floor is 1: 12 slabs are one too few for both, and just enough for the largest."""
+    caps = (5, 7) if split else None
+    made = World(tiny_layout(A13_POOLS, 12), rules(), caps, make_arena=kind)
     for name in ("first", "second"):
         made.arrive(name, 10, greedy(3, ignore_eos=True))
     price = resident(made.layout, 10, 3)
+    if isinstance(made.arena, wrong.SameRoomForAll):
+        made.arena.begins()
     made.plan()
     budget = made.arena.budget
     charged = [held + promised for held, promised in zip(budget.held, budget.promised, strict=True)]
     step_grant = made.scheduler._outstanding.room.held_by_chunks  # type: ignore[union-attr]
     assert charged == list(price.plus(made.floor).plus(step_grant)), "the first is charged once"
     assert made.scheduler.reasons()["second"].code == "memory"
-    alone = World(tiny_layout(pools, 12), rules(), (5, 7) if split else None)
+    alone = World(tiny_layout(A13_POOLS, 12), rules(), caps)
     alone.arrive("second", 10, greedy(3, ignore_eos=True))
     assert alone.step()
+    send_the_largest(alone, split, 20, 12)
+    alone.run().assert_all_finished()
+
+
+@SPLIT_OR_SHARED
+def test_a13_the_second_of_two_that_do_not_fit_together_waits(split: bool) -> None:
+    run_a13(split)
+
+
+@SPLIT_OR_SHARED
+def test_a13_bites_when_both_are_judged_by_the_same_room(split: bool) -> None:
+    with pytest.raises(AssertionError, match="L3"):
+        run_a13(split, wrong.SameRoomForAll)
 
 
 # --- A15: decodes first, and nobody overtakes
@@ -497,6 +530,7 @@ def run_a15(split: bool, spoil: Spoil = right) -> None:
     assert crossed >= 6, "the decodes were meant to cross a page"
     made.scheduler._rules = made.rules
     assert [segment.request_id for segment in made.plan_and_apply().segments][6:] == ["long", "short"]
+    send_the_largest(made, split, 200, 29)
     made.run().assert_all_finished()
     assert made.retractions == 0
 
@@ -517,9 +551,12 @@ def test_a15_bites_when_new_requests_may_overtake(split: bool) -> None:
 
 @SPLIT_OR_SHARED
 def test_a16_the_reason_is_slots_and_not_memory(split: bool) -> None:
-    made = World(tiny_layout(A15_POOLS, 60), rules(max_running_requests=2), (40, 20) if split else None)
+    """Two run on 8 of the shared arena's 20 slabs; the others would fit, and the largest takes all of them later."""
+    slabs = 60 if split else 20
+    made = World(tiny_layout(A15_POOLS, slabs), rules(max_running_requests=2), (40, 20) if split else None)
     for index in range(4):
         made.arrive(f"r{index}", 4, 4)
+    send_the_largest(made, split, 60, 9)
     made.step()
     assert {reason.code for reason in made.scheduler.reasons().values()} == {"slots"}
     assert all("2 requests are running" in reason.detail for reason in made.scheduler.reasons().values())
@@ -554,15 +591,19 @@ def test_h2_bites_when_prompt_and_output_are_rounded_each(split: bool, monkeypat
 
 @SPLIT_OR_SHARED
 def test_h4_a_request_waits_with_numbers_while_others_hold_the_bytes(split: bool) -> None:
-    made = World(tiny_layout(A4_POOLS, 20), rules(), (12, 8) if split else None)
-    foreign = made.arena.reserve("foreign", Demand((6, 4)))
+    """Shared: 11 slabs, the fewest that take the request (7 + 3 pages and the floor); 5 of them are another owner's."""
+    made = World(tiny_layout(A4_POOLS, 20 if split else 11), rules(), (12, 8) if split else None)
+    foreign = made.arena.reserve("foreign", Demand((6, 4) if split else (3, 2)))
     assert isinstance(foreign, Grant)
+    if not split:
+        assert not takes(A4_POOLS, 10, 20, 8)
     made.arrive("a", 20, 8)
     for _ in range(3):
         assert made.plan() is None
         reason = made.scheduler.reasons()["a"]
         assert reason.code == "memory"
-        assert "6 promised + 7 asked = 13 pages" in reason.detail
+        pages = "6 promised + 7 asked = 13" if split else "3 promised + 7 asked = 10"
+        assert f"{pages} pages" in reason.detail
     made.arena.release(foreign)
     made.run().assert_all_finished()
 
@@ -571,10 +612,12 @@ def test_h4_a_request_waits_with_numbers_while_others_hold_the_bytes(split: bool
 
 
 def run_h6(split: bool, spoil: Spoil = right) -> None:
-    made = World(tiny_layout(A4_POOLS, 60), rules(), (40, 20) if split else None, check=False)
+    """Shared: 32 slabs, as many as the largest request needs alone, or two of the others (12 + 3 pages each)."""
+    made = World(tiny_layout(A4_POOLS, 60 if split else 32), rules(), (40, 20) if split else None, check=False)
     spoil(made)
     for index in range(3):
         made.arrive(f"r{index}", 5 + index, greedy(40, ignore_eos=True))
+    send_the_largest(made, split, 60, 53)
     most = 0
     while made.scheduler.has_work:
         plan = made.plan()
