@@ -10,8 +10,7 @@ a defect of the caller, which is raised as InvariantError before anything has ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import repeat
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,17 +146,16 @@ class Arena:
 
         Raises OverdrawnError, with nothing changed, if an order exceeds what its grant and its lender have left.
         """
-        totals = charge(orders, self.budget.names)
+        pages = charge(orders, self.budget.names)
+        totals = list(map(sum, pages))
         moves: tuple[Move, ...] = ()
         evicted: tuple[Handles, ...] = (NO_HANDLES,) * len(self.pools)
         if self.pins.waits or not places_at_hand(self.pools, self.budget, totals):
             moves, evicted = self._make_room(orders, totals)
-        columns: list[Iterable[Handles]] = []
-        for pool, total in zip(self.pools, totals, strict=True):
-            self.budget.held[pool.number] += total
-            self.budget.promised[pool.number] -= total
-            columns.append(hand_out(orders, pool, total) if total else repeat(NO_HANDLES, len(orders)))
-        return Commit(tuple(zip(*columns, strict=True)), moves, evicted)
+        for pool, total in enumerate(totals):
+            self.budget.held[pool] += total
+            self.budget.promised[pool] -= total
+        return Commit(hand_out(orders, self.pools, pages), moves, evicted)
 
     def free(self, grant: Grant, pool: int, handles: Handles) -> None:
         """Free pages of `grant`. Borrowed ones are paid back first; then its promise grows back: its demand stays.
@@ -210,7 +208,7 @@ class Arena:
                 pool.state[given] = LOCKED
                 grant.give_away(pool.number, len(given))
                 self.budget.locked[pool.number] += len(given)
-                self.owners.trim(grant, pool)
+                self.owners.trim(grant)
 
     def entrust(self, grant: Grant, handles: Sequence[Handles]) -> None:
         """Turn locked pages (per pool) of the cache into held pages of `grant`, whose demand rises by as many.
@@ -337,13 +335,13 @@ class Arena:
         self.budget.promised[pool.number] += 1
         self.budget.held[pool.number] -= 1
         pool.retire_one(at)
-        self.owners.trim(grant, pool)
+        self.owners.trim(grant)
         return True
 
     def _part(self, grant: Grant, pool: int, handles: Handles, state: int) -> None:
         of_pool = self.pools[pool]
         self._let_go(grant, of_pool, self._own(grant, of_pool, handles, "lets go of"), state)
-        self.owners.trim(grant, of_pool)
+        self.owners.trim(grant)
 
     def _own(self, grant: Grant, pool: Pool, handles: Handles, verb: str) -> Pages:
         self._check_open(grant)

@@ -166,11 +166,9 @@ def _grants(books: Books, name: str, pool: Pool) -> Iterator[Violation]:
         yield from differ("L1", f"{name}: pages of {grant.owner!r}", grant.pages(number), holds.pop(grant.id, 0))
         if not grant.is_open:
             yield Violation("L1", f"{name}: the grant of {grant.owner!r} is closed and still counts")
-        recorded = sum(map(len, grant.chunks[number]))
-        yield from differ("L1", f"{name}: records of {grant.owner!r}", grant.recorded[number], recorded)
         if grant.pages(number) and len(books.owners.indices_of(grant, pool)) != grant.pages(number):
             yield Violation(
-                "L1", f"{name}: the records of {grant.owner!r} do not show the {grant.pages(number)} pages it holds"
+                "L1", f"{name}: the receipts of {grant.owner!r} do not show the {grant.pages(number)} pages it holds"
             )
     for owner, pages in holds.items():
         yield Violation(

@@ -54,7 +54,7 @@ class Loan:
 class Grant:
     """A promise of pages to one owner. Everybody may read it; only the arena writes it."""
 
-    __slots__ = ("asked", "borrowed", "chunks", "id", "is_open", "lent", "loans", "owner", "recorded", "room", "taken")
+    __slots__ = ("asked", "borrowed", "id", "is_open", "lent", "loans", "owner", "receipts", "room", "taken")
 
     def __init__(self, grant_id: int, owner: str, demand: Demand) -> None:
         pools = len(demand)
@@ -66,10 +66,8 @@ class Grant:
         self.borrowed = [0] * pools
         self.lent = [0] * pools
         self.loans: list[Loan] = []
-        self.chunks: list[list[Handles]] = [[] for _ in range(pools)]
-        """Handles as they were handed out, per pool, some of them stale: how `release` finds what is still held."""
-        self.recorded = [0] * pools
-        """How many handles `chunks` has, per pool."""
+        self.receipts: list[tuple[Handles, ...]] = []
+        """What each commit handed out, per pool, some of it stale: how `release` finds what is still held."""
         self.is_open = True
 
     @property
@@ -85,11 +83,6 @@ class Grant:
     def pages(self, pool: int) -> int:
         """Return how many pages of `pool` carry this grant's name."""
         return self.taken[pool] - self.lent[pool]
-
-    def record(self, pool: int, handles: Handles) -> None:
-        """Note that `handles` were handed out."""
-        self.chunks[pool].append(handles)
-        self.recorded[pool] += len(handles)
 
     def charge(self, pool: int, count: int, lender: Grant | None) -> bool:
         """Charge `count` new pages, what exceeds the room to `lender`; False if both are short: nothing changed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate
 
 import numpy as np
 
@@ -14,32 +14,25 @@ from halocline.memory.grant import NO_HANDLES, Handles, Order
 from halocline.memory.pool import HELD, Pool
 
 
-def charge(orders: Sequence[Order], names: Sequence[str]) -> list[int]:
-    """Charge every order to its grant and lender; return the new pages per pool.
+def charge(orders: Sequence[Order], names: Sequence[str]) -> list[tuple[int, ...]]:
+    """Charge every order to its grant and lender; return the new pages per pool and order.
 
     Raises OverdrawnError, with every charge undone, if one exceeds what its grant and its lender have left.
     """
-    pools = range(len(names))
-    totals = [0] * len(names)
+    pools = len(names)
     for at, order in enumerate(orders):
         grant, pages = order.grant, order.pages
-        if len(pages) != len(names) or not grant.is_open:
+        if len(pages) != pools or not grant.is_open:
             undo(orders[:at])
-            raise OverdrawnError(
-                [f"{grant.describe()} cannot commit {pages}: it is closed or not of {len(names)} pools"], at
-            )
+            raise OverdrawnError([f"{grant.describe()} cannot commit {pages}: it is closed or not of {pools} pools"], at)
         room, taken = grant.room, grant.taken
-        for pool in pools:
-            count = pages[pool]
+        for pool, count in enumerate(pages):
             if 0 < count <= room[pool]:  # Grant.charge without a lender, in place: a step has hundreds of these
                 room[pool] -= count
                 taken[pool] += count
-                totals[pool] += count
-            elif count:
-                if count < 0 or not grant.charge(pool, count, order.step):
-                    raise _overdrawn(orders, at, pool, names[pool])
-                totals[pool] += count
-    return totals
+            elif count and (count < 0 or not grant.charge(pool, count, order.step)):
+                raise _overdrawn(orders, at, pool, names[pool])
+    return list(zip(*[order.pages for order in orders], strict=True)) or [()] * pools
 
 
 def _overdrawn(orders: Sequence[Order], at: int, pool: int, name: str) -> OverdrawnError:
@@ -71,40 +64,44 @@ def places_at_hand(pools: Sequence[Pool], budget: Budget, totals: Sequence[int])
     return opened <= len(pools[0].stock.free)
 
 
-def hand_out(orders: Sequence[Order], pool: Pool, total: int) -> Sequence[Handles]:
-    """Take `total` places of `pool`, all of them at hand, and deal their handles out in the order of the orders."""
-    number = pool.number
-    if total == 1:
-        return _hand_out_one(orders, pool)
+def hand_out(
+    orders: Sequence[Order], pools: Sequence[Pool], pages: Sequence[tuple[int, ...]]
+) -> tuple[tuple[Handles, ...], ...]:
+    """Take the places of all `pages` (per pool and order), which are at hand; return the handles per order and pool."""
+    deal = _deal_to_one if len(orders) == 1 else _deal
+    columns = [deal(orders, pool, counts) for pool, counts in zip(pools, pages, strict=True)]
+    handles = tuple(zip(*columns, strict=True))
+    for order, receipt in zip(orders, handles, strict=True):
+        order.grant.receipts.append(receipt)
+    return handles
+
+
+def _deal_to_one(orders: Sequence[Order], pool: Pool, counts: tuple[int, ...]) -> tuple[Handles, ...]:
+    count, owner = counts[0], orders[0].grant.id
+    if count == 0:
+        return (NO_HANDLES,)
+    if count > 1:
+        index = pool.index_at[pool.take(count)]
+        pool.state[index] = HELD
+        pool.owner[index] = owner
+        return (pool.handle_of[index],)
+    at = pool.index_at.item(pool.take_one())  # in scalars: an array costs more to make than all the rest
+    pool.state[at] = HELD
+    pool.owner[at] = owner
+    return (pool.handle_of[at : at + 1].copy(),)
+
+
+def _deal(orders: Sequence[Order], pool: Pool, counts: tuple[int, ...]) -> Sequence[Handles]:
+    total = sum(counts)
+    if total == 0:
+        return (NO_HANDLES,) * len(orders)
     index = pool.index_at[pool.take(total)]
     handles = pool.handle_of[index]
+    owners = [order.grant.id for order in orders]
     pool.state[index] = HELD
-    if len(orders) == 1:
-        grant = orders[0].grant
-        pool.owner[index] = grant.id
-        grant.record(number, handles)
-        return (handles,)
-    counts = [order.pages[number] for order in orders]
-    ids = [order.grant.id for order in orders]
-    pool.owner[index] = ids if max(counts) == 1 == min(counts) else np.repeat(ids, counts)
-    ends = list(accumulate(counts))
-    dealt = [handles[end - count : end] if count else NO_HANDLES for count, end in zip(counts, ends, strict=True)]
-    for order, count, part in zip(orders, counts, dealt, strict=True):
-        if count:  # Grant.record, in place: a step has hundreds of these
-            grant = order.grant
-            grant.chunks[number].append(part)
-            grant.recorded[number] += count
-    return dealt
-
-
-def _hand_out_one(orders: Sequence[Order], pool: Pool) -> Sequence[Handles]:
-    # The same in scalars: an array costs more to make than all the rest.
-    number = pool.number
-    index = pool.index_at.item(pool.take_one())
-    handles = pool.handle_of[index : index + 1].copy()
-    pool.state[index] = HELD
-    taker = next(at for at, order in enumerate(orders) if order.pages[number])
-    grant = orders[taker].grant
-    pool.owner[index] = grant.id
-    grant.record(number, handles)
-    return (*repeat(NO_HANDLES, taker), handles, *repeat(NO_HANDLES, len(orders) - taker - 1))
+    if min(counts) == max(counts) == 1:
+        pool.owner[index] = owners
+        return list(handles.reshape(-1, 1))
+    pool.owner[index] = np.repeat(owners, counts)
+    ends = accumulate(counts)
+    return [handles[end - count : end] if count else NO_HANDLES for end, count in zip(ends, counts, strict=True)]

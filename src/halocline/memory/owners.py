@@ -10,7 +10,7 @@ from halocline.memory.grant import Grant, Handles
 from halocline.memory.pool import CACHED, FREE, GENERATION, HELD, INDEX_MASK, LOCKED, Pages, Pool
 
 NO_PAGES: Pages = np.zeros(0, np.int64)
-SPARE_RECORDS = 64
+SPARE_RECEIPTS = 64
 SPARE_NAMES = 1024
 
 
@@ -38,33 +38,34 @@ class Owners:
         """Forget a grant that holds nothing any more; its name stays for messages."""
         del self.grants[grant.id]
         grant.is_open = False
-        grant.chunks.clear()
+        grant.receipts.clear()
         if len(self.names) > self._prune_at:
             self._prune()
 
     def indices_of(self, grant: Grant, pool: Pool) -> Pages:
         """Return the indices of the pages of `pool` that `grant` holds."""
-        chunks = grant.chunks[pool.number]
-        handles = chunks[0] if len(chunks) == 1 else np.concatenate([NO_PAGES, *chunks])
+        received = [receipt[pool.number] for receipt in grant.receipts]
+        handles = received[0] if len(received) == 1 else np.concatenate([NO_PAGES, *received])
         index = handles & INDEX_MASK
         alive = (pool.handle_of[index] == handles) & (pool.owner[index] == grant.id) & (pool.state[index] == HELD)
         return index if alive.all() else index[alive]
 
     def enter(self, grant: Grant, pool: Pool, index: Pages) -> None:
         """Note that `grant` holds `index`, which nobody held; older records of the same pages are dropped."""
-        handles = np.concatenate((pool.handle_of[self.indices_of(grant, pool)], pool.handle_of[index]))
+        held = self._held(grant)
+        held[pool.number] = np.concatenate((held[pool.number], pool.handle_of[index]))
         pool.state[index] = HELD
         pool.owner[index] = grant.id
-        grant.chunks[pool.number] = [handles]
-        grant.recorded[pool.number] = len(handles)
+        grant.receipts = [tuple(held)]
 
-    def trim(self, grant: Grant, pool: Pool) -> None:
-        """Drop stale records of `grant` once they outnumber what it holds, so that a long life costs no memory."""
-        number = pool.number
-        if grant.recorded[number] > 2 * grant.pages(number) + SPARE_RECORDS:
-            alive = self.indices_of(grant, pool)
-            grant.chunks[number] = [pool.handle_of[alive]]
-            grant.recorded[number] = len(alive)
+    def trim(self, grant: Grant) -> None:
+        """Drop stale receipts of `grant` once they outnumber what it holds, so that a long life costs no memory."""
+        if len(grant.receipts) > 2 * max(grant.taken) + SPARE_RECEIPTS:
+            grant.receipts = [tuple(self._held(grant))]
+
+    def _held(self, grant: Grant) -> list[Handles]:
+        # Per pool.
+        return [pool.handle_of[self.indices_of(grant, pool)] for pool, _ in self._pools]
 
     def valid(self, pool: Pool, handles: Handles) -> Pages:
         """Return the indices of `handles`; raises InvariantError, naming the page's owner, if one is stale."""
