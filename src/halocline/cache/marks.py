@@ -31,7 +31,7 @@ from halocline.cache.forest import Forest
 from halocline.cache.ghosts import Digests, Ghosts
 from halocline.cache.locks import LockBook
 from halocline.cache.match import Resume
-from halocline.cache.node import TOMBSTONE, Mark, Node, gather
+from halocline.cache.node import PROVEN, TOMBSTONE, Mark, Node, gather
 from halocline.memory.arena import Arena
 from halocline.memory.evictable import Place
 from halocline.memory.grant import NO_HANDLES, Handles
@@ -149,6 +149,16 @@ class Marks:
         return found
 
     # ---- worth
+
+    def worth_at(self, node: Node, *, proven: bool) -> float:
+        """Return what a byte of a mark at `node`'s end would be worth if it were set now; 0 for a root."""
+        shape, layout = self._forest.shape, self._arena.layout
+        saved = node.end - self._before(node)
+        size = sum(saved * shape.pages_per_granule[pool] * self._strides[pool] for pool in self._locks.full)
+        for pool in self._locks.windows:
+            end = node.end * shape.granule_tokens
+            size += (end // layout.pools[pool].page_tokens - self._resume.first_page(pool, end)) * self._strides[pool]
+        return self._clock[proven] + saved * shape.granule_tokens * MIB / max(1, size) + (PROVEN if proven else 0.0)
 
     @property
     def tail_pools(self) -> tuple[int, ...]:

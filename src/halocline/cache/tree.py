@@ -24,6 +24,7 @@ from halocline.cache.locks import Lock, LockBook
 from halocline.cache.marks import BRANCH_SLACK_TOKENS, Marks
 from halocline.cache.match import Match, Resume, match
 from halocline.cache.node import Shape
+from halocline.cache.standby import Standby
 from halocline.errors import InvariantError
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
@@ -51,6 +52,7 @@ class Tree:
         self.locks = LockBook(arena, self.forest, self._resume)
         self._inserter = Inserter(arena, self.forest, self.locks, self._resume)
         self.marks = Marks(arena, self.forest, self.locks, self._resume, slack_tokens)
+        self._standby = Standby(arena, self.forest, self.locks, self._resume, self.marks)
         self._decay = Decay(arena, self.forest, self.locks.full, self.marks)
 
     # ---- questions
@@ -79,6 +81,7 @@ class Tree:
         return [
             *audit(self.arena, self.forest, self.locks),
             *audit_marks(self.arena, self.forest, self.locks, self.marks),
+            *self._standby.audit(),
         ]
 
     # ---- a request's life
@@ -124,6 +127,8 @@ class Tree:
         for each, inserted in zip(step, done, strict=True):
             self._protect(each, inserted)
         self.marks.unlocked(self.locks.unlocked())
+        for each in step:
+            self._standby.follow(each)
         return done
 
     def drop_states(self, lock: Lock) -> None:
@@ -138,6 +143,7 @@ class Tree:
     def close(self, lock: Lock) -> None:
         """End `lock`: what only it locked is evictable. The grant and the request's own pages are the caller's."""
         node = lock.node
+        self._standby.end(lock)
         self.locks.close(lock)
         self.marks.unlocked(self.locks.unlocked())
         self._decay.prune(node)
@@ -150,6 +156,7 @@ class Tree:
         if branch is not None and branch.end > lock.resumed:
             self.marks.mark(branch, digests(each.key, branch.end, unit), proven=False, resumed=lock.resumed)
         if each.protect and lock.inserted:
+            self._standby.end(lock)
             prefix = digests(each.key, lock.inserted, unit)
             node = self.forest.end_at(lock.node, lock.inserted)
             self.marks.mark(node, prefix, proven=lock.resumed > 0, resumed=lock.resumed)
