@@ -1,9 +1,7 @@
-"""Scenarios E4, F1 to F4 and I2: what retraction and refusals cost, and what they must never cost."""
+"""Scenarios E4, E5 and F1 to F4: what retraction and refusals cost, and what they must never cost."""
 
 from __future__ import annotations
 
-import gc
-from collections import Counter, deque
 from collections.abc import Callable
 
 import pytest
@@ -12,11 +10,8 @@ from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
 from halocline.memory.grant import Grant, Refusal
 from halocline.memory.retention import Full, Sliding
-from halocline.schedule.admission import OBSERVED_REQUESTS
-from halocline.schedule.events import Arrive
 from halocline.schedule.request import State
 from halocline.schedule.retract import Victims
-from halocline.step import Sampled, StepPlan, StepResult
 from testing import wrong
 from testing.schedule import FULL_AND_WINDOW, GUARANTEED, PoolSpec, World, greedy, rules, takes, tiny_layout
 
@@ -189,7 +184,7 @@ def test_f4_bites_when_the_longest_goes(split: bool, monkeypatch: pytest.MonkeyP
         run_f4(split)
 
 
-# --- E5 (as far as there is no host tier), I2
+# --- E5 (as far as there is no host tier)
 
 
 def test_e5_aborting_a_retracted_request_leaves_nothing() -> None:
@@ -200,42 +195,6 @@ def test_e5_aborting_a_retracted_request_leaves_nothing() -> None:
     assert made.scheduler._roster.live["junior"].state is State.RETRACTED
     made.abort("junior")
     made.run().assert_all_finished()
-
-
-class NullBackend:
-    """Answers with token 1: the memory of the oracle is not what is measured."""
-
-    def run(self, plan: StepPlan) -> StepResult:
-        return StepResult(plan.step, tuple(Sampled(s.request_id, 1) for s in plan.segments if s.samples))
-
-
-def kind_of(thing: object) -> str:
-    """Name what a request could leave behind: our own objects, and the containers that hold them or their tokens."""
-    kind = type(thing)
-    return kind.__name__ if str(kind.__module__).startswith("halocline") or kind in (list, deque) else "other"
-
-
-def test_i2_memory_stays_flat_over_many_requests() -> None:
-    """No request leaves a trace. What is bounded (1,024 lengths of a class, names of owners) is filled up before."""
-    made = World(tiny_layout(F_POOLS, 40), rules(), check=False)
-    for _ in range(OBSERVED_REQUESTS // 32):
-        made.expect_outputs(2, 2)
-    scheduler, backend, objects = made.scheduler, NullBackend(), []
-    params = greedy(2)
-    for batch in range(4):
-        for index in range(300):
-            scheduler.handle(Arrive(f"r{batch}-{index}", (1,) * (3 + index % 7), params, 0))
-            while (plan := scheduler.plan(0.0)) is not None:
-                scheduler.apply(backend.run(plan))
-        assert not scheduler.has_work
-        plan = None
-        gc.collect()
-        objects.append(Counter(kind_of(each) for each in gc.get_objects()))
-    left = objects[3] - objects[1]
-    del left["other"]  # the interpreter's own, such as modules imported late
-    assert left.total() < 50, f"600 further requests left {left} behind"
-    assert len(made.arena.owners.names) < 3000
-    assert made.is_empty
 
 
 # --- F3: the last running request cannot fit alone
