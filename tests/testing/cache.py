@@ -19,9 +19,19 @@ from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident, span
 from halocline.memory.grant import NO_HANDLES, Handles, Order, Refusal
 from halocline.memory.layout import ArenaLayout, PoolLayout
-from halocline.memory.retention import Retention, State, describe
+from halocline.memory.retention import Full, Retention, Sliding, State, describe
 
 TokenRun = Sequence[int]
+
+HYBRID = ((Full(), 4, 5), (Sliding(9), 4, 1))
+"""One to five, as 10 + 50 layers: a sliding page is five full ones."""
+PREFIX = 48
+SLACK = 8
+
+
+def session(number: int, turn: int = 0) -> list[int]:
+    """A prefix of its own, then a suffix that nobody has seen."""
+    return [*range(number * 1000, number * 1000 + PREFIX), *range(900_000 + turn * 100, 900_000 + turn * 100 + 6)]
 
 
 def arena_of(*pools: tuple[Retention, int, int], slabs: int, caps: tuple[int | None, ...] | None = None) -> Arena:

@@ -38,7 +38,7 @@ def decode(world: CacheWorld, runner: Runner, tokens: int) -> None:
             runner.tokens.append(7000 + runner.computed)
         assert world.compute([(runner, 1)])
         lose_loose(world)
-        world.check()
+    world.check()
 
 
 @pytest.mark.parametrize("output", [1, 14, 18, 20, 25, 29, 30, 31, 35, 62, 66, 70, 74, 77, 78])
