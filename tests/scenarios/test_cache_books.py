@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 
 import numpy as np
 import pytest
 
 from halocline.cache.forest import Forest
 from halocline.cache.keys import token_key
+from halocline.cache.locks import Lock, LockBook
+from halocline.cache.match import Walk
+from halocline.cache.node import Node
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident
-from halocline.memory.grant import Commit, Grant, Order, Refusal
+from halocline.memory.grant import Commit, Grant, Handles, Order, Refusal
 from halocline.memory.pool import CACHED
+from halocline.memory.retention import Retention, State
 from testing.cache import HYBRID, SLACK, CacheWorld, arena_of, lose, session
 
 RESERVE = Arena.reserve
@@ -48,37 +53,75 @@ def test_e3_a_page_in_two_nodes_is_reported_as_counted_twice():
     del a, b
 
 
-def refuse_when(world: CacheWorld, fits: Callable[[Demand], bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    reserve, lock = world.arena.reserve, world.arena.lock
-    no = Refusal("memory", Demand((0, 0)), 1, "refused on purpose")
-    monkeypatch.setattr(world.arena, "reserve", lambda owner, demand: reserve(owner, demand) if fits(demand) else no)
-
-    def locks(owner, handles, demand):
-        return lock(owner, handles, demand) if not isinstance(owner, str) or fits(demand) else no
-
-    monkeypatch.setattr(world.arena, "lock", locks)
+STATES = (*HYBRID, (State(), 1, 1))
 
 
-def test_e4_a_refusal_at_any_point_leaves_nothing_behind(monkeypatch):
-    """The n-th question to the budget is refused, for every n, in the life of three requests that share a prefix."""
-    for refused in range(40):
-        world = CacheWorld(arena_of(*HYBRID, slabs=90))
-        asked = 0
+class Refuser:
+    """Says no to the n-th question of an arena that may be answered so: a reserve, a lock, room for a checkpoint."""
 
-        def fits(extra, world=world, refused=refused):
-            nonlocal asked
-            asked += 1
-            return asked != refused + 1 and type(world.arena.budget).fits(world.arena.budget, extra)
+    def __init__(self, arena: Arena, refused: int) -> None:
+        self.asked = 0
+        self.refused = refused
+        self._reserve, self._lock, self._extend = arena.reserve, arena.lock, arena.extend
+        arena.reserve, arena.lock, arena.extend = self.reserve, self.lock, self.extend  # type: ignore[method-assign]
 
-        refuse_when(world, fits, monkeypatch)
-        for tokens in (range(30), range(41), [*range(20), *range(90, 110)]):
-            runner = world.enter(tokens, 3)
-            if runner is not None:
-                world.compute([(runner, min(7, runner.prompt - runner.computed))])
-                world.check()
-                world.leave(runner)
+    def reserve(self, owner: str, demand: Demand) -> Grant | Refusal:
+        return self._no(demand) or self._reserve(owner, demand)
+
+    def lock(self, owner: str | Grant, handles: Sequence[Handles], demand: Demand) -> Grant | Refusal:
+        refusal = self._no(demand) if isinstance(owner, str) else None  # what freed duplicates made room for is sure
+        return refusal or self._lock(owner, handles, demand)
+
+    def extend(self, grant: Grant, demand: Demand) -> Grant | Refusal:
+        saves = len(demand) == len(STATES) and demand[-1] > grant.demand[-1]  # others hand room on, which is sure
+        return (self._no(demand) if saves else None) or self._extend(grant, demand)
+
+    def _no(self, demand: Demand) -> Refusal | None:
+        self.asked += 1
+        return Refusal("memory", demand, 1, "refused on purpose") if self.asked == self.refused else None
+
+
+def lives_with_a_refusal(shape: tuple[tuple[Retention, int, int], ...], refused: int) -> bool:
+    """Let requests that share prefixes live, the n-th question refused; return whether there were so many."""
+    world = CacheWorld(arena_of(*shape, slabs=90))
+    refuser = Refuser(world.arena, refused)
+    for hand_over, prompts in enumerate([(range(30), range(41)), ([*range(20), *range(90, 110)], range(30))]):
+        runners = [world.enter(tokens, 3, hand_over=bool(hand_over)) for tokens in prompts]
+        for _ in range(4):
+            left = [r for r in runners if r is not None and r.computed < r.prompt]
+            world.compute([(runner, min(12, runner.prompt - runner.computed)) for runner in left])
             world.check()
-        assert world.arena.budget.held == world.arena.budget.promised == [0, 0]
+        for runner in filter(None, runners):
+            world.leave(runner)
+            world.check()
+    assert world.arena.budget.held == world.arena.budget.promised == [0] * len(shape)
+    assert not world.tree.locks.open
+    assert not any(world.tree.locks.waiting)
+    assert not any(root.locks for root in world.tree.forest.roots.values())
+    assert not any(node.locks for node in world.tree.forest.nodes.values())
+    return refuser.asked >= refused
+
+
+@pytest.mark.parametrize("shape", [HYBRID, STATES], ids=["windows", "windows and states"])
+def test_e4_a_refusal_at_any_point_leaves_nothing_behind(shape):
+    """The n-th question to the budget is refused, for every n, in the life of four requests that share prefixes."""
+    refused = next(n for n in count(1) if not lives_with_a_refusal(shape, n))
+    assert refused > 12
+
+
+def test_e4_bites_when_a_refused_lock_is_not_undone(monkeypatch):
+    """The wrong policy locks first, asks then, and forgets what it has locked when the answer is no."""
+    ask = LockBook.lock
+
+    def lock(book: LockBook, owner: str, walk: Walk, granules: int, root: Node, demand: Demand) -> Lock | Refusal:
+        answer = ask(book, owner, walk, granules, root, demand)
+        if isinstance(answer, Refusal) and walk.path:
+            walk.path[-1].locks += 1
+        return answer
+
+    monkeypatch.setattr(LockBook, "lock", lock)
+    with pytest.raises(AssertionError):
+        [lives_with_a_refusal(HYBRID, n) for n in range(1, 20)]
 
 
 def own_pool_only(arena: Arena, owner: str, demand: Demand) -> Grant | Refusal:

@@ -175,7 +175,9 @@ class CacheWorld:
             key = token_key(runner.tokens, runner.lock.namespace)
             protect = runner.computed in (runner.prompt, runner.end - 1)
             advances.append(Advance(runner.lock, key, end, runner.computed, own, protect))
+        before = self.committed()
         self.tree.advance(advances)
+        self._check_neutral(before)
         for runner, each in zip(runners, advances, strict=True):
             saved_pages = Demand(
                 len(own.handles) if pool in self.tree.shape.states else 0 for pool, own in enumerate(each.own)
@@ -204,6 +206,20 @@ class CacheWorld:
             assert self.compute([(runner, min(chunk, left))]), "the step's room is refused"
         self.leave(runner)
         return hit
+
+    def committed(self) -> list[int]:
+        """Return what is held and promised per pool, less what is owed: an advance must not change it."""
+        owed = [0] * len(self.layout.pools)
+        for lock in self.tree.locks.open.values():
+            owed = [total + more for total, more in zip(owed, lock.owed, strict=True)]
+        budget = self.arena.budget
+        return [sum(parts) for parts in zip(budget.held, budget.promised, (-pages for pages in owed), strict=True)]
+
+    def _check_neutral(self, before: list[int]) -> None:
+        # Only where a full page is shared from now on, less is committed than before.
+        for pool, (was, now) in enumerate(zip(before, self.committed(), strict=True)):
+            shared = pool in self.tree.locks.full
+            assert now <= was if shared else now == was, f"an advance commits {now} pages of pool {pool} after {was}"
 
     # ---- workings
 
