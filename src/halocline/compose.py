@@ -186,6 +186,7 @@ def build_engine(settings: dict[str, Any], progress: Progress) -> EngineParts:
             "dtype": str(loaded.dtype).removeprefix("torch."),
             "kv_dtype": str(kv_dtype).removeprefix("torch."),
             "device": str(loaded.device),
+            "prefix_cache": "on" if config.keeps_prefixes else "off",
             "folder": str(source.folder),
         },
     )
@@ -211,6 +212,10 @@ def _rules(config: Config, loaded: LoadedModel, facts: CapacityFacts) -> Rules:
         clip_max_tokens=config.clip_max_tokens,
         eos_token_ids=loaded.eos_token_ids,
         max_waiting_requests=config.max_waiting_requests,
+        prefix_cache=config.keeps_prefixes,
+        prefill_delay_seconds=config.prefill_delay_seconds,
+        prefill_delay_tokens=config.prefill_delay_tokens,
+        prefill_delay_low_bytes=config.prefill_delay_low,
     )
 
 

@@ -37,6 +37,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "kv_dtype": _DTYPES,
     "audit": ("idle", "every", "off"),
     "log_level": ("debug", "info", "warning", "error"),
+    "prefix_cache": ("on", "off"),
 }
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
@@ -48,6 +49,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "default_max_tokens": (1, 2**31 - 1),
     "seed": (-(2**63), 2**63 - 1),
     "drain_seconds": (0, 86400),
+    "prefill_delay_seconds": (0, 3600),
+    "prefill_delay_tokens": (1, 2**31 - 1),
     "health_seconds": (0.1, 86400),
 }
 
@@ -89,6 +92,16 @@ class Config:
         "shared arena, or static:R for a split that gives each window pool R times the full pool's tokens; static:R:S "
         "also gives the state pool S bytes per byte of the others",
     )
+    prefix_cache: str | bool = setting(
+        "on", "on or off: keep the KV of prompts and answers for requests that begin alike, in memory nobody needs"
+    )
+    prefill_delay_seconds: float = setting(
+        0.0, "longest wait of a new prompt for others to prefill with while requests decode; 0: none waits"
+    )
+    prefill_delay_tokens: int = setting(2048, "so many prompt tokens that wait end a prefill delay at once")
+    prefill_delay_low_bytes: str | int = setting(
+        0, "no prefill delay while running requests hold fewer bytes of the arena"
+    )
     clip_max_tokens: bool = setting(False, "lower a max_tokens that cannot fit instead of refusing the request")
     seed: int = setting(0, "seed of the sampling noise of requests that bring none")
     chat_template: str | None = setting(None, "file with a Jinja chat template to use instead of the model's")
@@ -119,6 +132,16 @@ class Config:
     def page_tokens_rule(self) -> int | dict[str, int] | None:
         """`page_tokens` as one number for all pools, a number per pool name, or None: the solver chooses."""
         return parse_page_tokens(self.page_tokens)
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """`prefix_cache` as a truth value; a YAML file's `on` is one already."""
+        return self.prefix_cache in ("on", True)
+
+    @property
+    def prefill_delay_low(self) -> int:
+        """`prefill_delay_low_bytes` as a number of bytes."""
+        return parse_bytes(self.prefill_delay_low_bytes)
 
     @property
     def audit_rule(self) -> Audit:
@@ -240,7 +263,7 @@ def _problems_of(name: str, value: object) -> list[str]:
         return [f"{name} is {value!r}; it must be {_type_words(expected)}"]
     if value is None:
         return []
-    if name in _CHOICES and value not in _CHOICES[name]:
+    if name in _CHOICES and value not in _CHOICES[name] and not isinstance(value, bool):
         guess = did_you_mean(str(value), _CHOICES[name])
         return [f"{name} is {value!r}; it must be one of {', '.join(_CHOICES[name])}{guess}"]
     if name in _RANGES and not _RANGES[name][0] <= cast("float", value) <= _RANGES[name][1]:
@@ -258,6 +281,8 @@ def _problems_of_form(name: str, value: Any) -> list[str]:
             parse_policy(value)
         elif name == "page_tokens":
             parse_page_tokens(value)
+        elif name == "prefill_delay_low_bytes":
+            parse_bytes(value)
         elif name == "kv_bytes" and value != "auto" and parse_bytes(value) == 0:
             raise ValueError("kv_bytes is 0; write auto, 256MiB, 2GiB or a number of bytes")
         elif name == "device" and not _is_device(value):

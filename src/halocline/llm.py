@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -32,14 +33,25 @@ from halocline.outputs import (
     one_for_each,
     read_message,
     read_prompt,
+    salt_of,
 )
-from halocline.params import SamplingParams
+from halocline.params import SamplingParams, checked_salt
 
 __all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput"]
 T = TypeVar("T")
 
 SUBMITTED_PER_SLOT = 2
 """`LLM` keeps so many prompts per request slot in the engine: enough that no slot is idle, and memory is bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A prompt as it goes to the engine."""
+
+    text: str | None
+    token_ids: Sequence[int]
+    params: SamplingParams
+    salt: str
 
 
 class AsyncLLM:
@@ -94,19 +106,26 @@ class AsyncLLM:
         Leaving the loop early stops the generation and frees its memory.
         """
         params = sampling_params or SamplingParams()
-        seeds = self._seeds(params)
+        salt, seeds = salt_of(prompt), self._seeds(params)
         text, token_ids = await self._tokens(prompt)
-        async for output in self._stream(text, token_ids, params, seeds, request_id):
+        async for output in self._stream(_Asked(text, token_ids, params, salt), seeds, request_id):
             yield output
 
     async def chat(
-        self, messages: Messages, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Yield the assistant's answer to a conversation, as `generate` does."""
+        """Yield the assistant's answer to a conversation, as `generate` does.
+
+        Cached prefixes are shared among conversations with the same `cache_salt`.
+        """
         params = sampling_params or SamplingParams()
-        seeds = self._seeds(params)
+        salt, seeds = checked_salt(cache_salt), self._seeds(params)
         token_ids = await self._running.encode_chat([read_message(message) for message in messages])
-        async for output in self._stream(None, token_ids, params, seeds, request_id):
+        async for output in self._stream(_Asked(None, token_ids, params, salt), seeds, request_id):
             yield output
 
     async def abort(self, request_id: str) -> None:
@@ -131,19 +150,19 @@ class AsyncLLM:
         # Before anything is awaited: a long text takes longer to tokenize, and must not change others' seeds.
         return [self._running.seed_of(params, index) for index in range(params.n)]
 
-    async def _stream(
-        self, text: str | None, token_ids: Sequence[int], params: SamplingParams, seeds: list[int], name: str | None
-    ) -> AsyncIterator[RequestOutput]:
+    async def _stream(self, asked: _Asked, seeds: list[int], name: str | None) -> AsyncIterator[RequestOutput]:
         name = name or f"generate-{next(self._numbers)}"
         if name in self._sequences:
             raise ParameterError(f"request_id {name!r} is in use", "request_id")
-        completions = [empty_completion(index, params) for index in range(params.n)]
-        output = RequestOutput(name, text, list(token_ids), completions)
-        self._sequences[name] = [f"{name}-{index}" for index in range(params.n)]
+        completions = [empty_completion(index, asked.params) for index in range(asked.params.n)]
+        output = RequestOutput(name, asked.text, list(asked.token_ids), completions)
+        self._sequences[name] = [f"{name}-{index}" for index in range(asked.params.n)]
         generations: list[Generation] = []
         try:
-            await self._submit(output, params, seeds, generations)
+            await self._submit(output, asked, seeds, generations)
             async for index, delta in merge(generations):
+                known = [each.cached_tokens for each in generations if each.cached_tokens is not None]
+                output.num_cached_tokens = min(known, default=None)
                 grow(output.outputs[index], delta, self._running.token)
                 output.finished = all(each.finish_reason for each in output.outputs)
                 yield output
@@ -152,15 +171,15 @@ class AsyncLLM:
                 generation.close()
             del self._sequences[name]
 
-    async def _submit(
-        self, output: RequestOutput, params: SamplingParams, seeds: list[int], accepted: list[Generation]
-    ) -> None:
+    async def _submit(self, output: RequestOutput, asked: _Asked, seeds: list[int], accepted: list[Generation]) -> None:
         """Submit all completions of a prompt at once; `accepted` gets those that run, also when one is refused."""
-        asked = (
-            self._running.generate(output.prompt_token_ids, params, request_id=name, seed=seed)
+        submissions = (
+            self._running.generate(
+                output.prompt_token_ids, asked.params, request_id=name, seed=seed, cache_salt=asked.salt
+            )
             for name, seed in zip(self._sequences[output.request_id], seeds, strict=True)
         )
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        answers = await asyncio.gather(*submissions, return_exceptions=True)
         accepted += [answer for answer in answers if not isinstance(answer, BaseException)]
         for answer in answers:
             if isinstance(answer, BaseException):
@@ -221,11 +240,17 @@ class LLM:
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, and return the outputs in their order."""
+        """Answer one conversation or many, and return the outputs in their order.
+
+        Cached prefixes are shared among conversations with the same `cache_salt`.
+        """
         listed = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         return self._all(
-            [lambda params, each=each: self._async.chat(each, params) for each in listed], sampling_params, use_tqdm
+            [lambda params, each=each: self._async.chat(each, params, cache_salt=cache_salt) for each in listed],
+            sampling_params,
+            use_tqdm,
         )
 
     def close(self) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 from halocline.engine.messages import Logprobs, TextDelta
 from halocline.errors import ParameterError
-from halocline.params import SamplingParams
+from halocline.params import SamplingParams, checked_salt
 from halocline.schedule.events import FinishReason
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, its token ids, or one of them by name: {"prompt": ...}, {"prompt_token_ids": ...}."""
+"""A text, its token ids, or one of them by name: {"prompt": ...}, {"prompt_token_ids": ...}; the latter may have a
+"cache_salt" beside it: cached prefixes are shared among prompts with the same one."""
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -51,6 +52,9 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool = False
+    num_cached_tokens: int | None = None
+    """Tokens of the prompt that the prefix cache had, so that none of the completions computed them; None until the
+    first of them is computed."""
 
 
 def is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
@@ -71,6 +75,11 @@ def read_prompt(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
         raise ParameterError("a prompt must be a text, a list of token ids, or a mapping with one of them", "prompt")
     return None, list(prompt)
+
+
+def salt_of(prompt: Prompt) -> str:
+    """Return the cache salt of a prompt, "" for none; raises ParameterError when it is none that can be used."""
+    return checked_salt(prompt.get("cache_salt")) if isinstance(prompt, Mapping) else ""
 
 
 def read_message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from halocline.errors import ParameterError
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_N = 128
+MAX_SALT_CHARACTERS = 256
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +94,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def is_greedy(self) -> bool:
         """Whether the most probable token is always taken."""
         return self.temperature == 0.0
+
+
+def checked_salt(value: object) -> str:
+    """Return a client's cache salt, "" for none; raises ParameterError, which does not quote it: it may be a secret.
+
+    Prompts share cached prefixes only where their salts are equal. It is compared and nothing else.
+    """
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ParameterError(f"cache_salt is of type {type(value).__name__}; it must be a string", "cache_salt")
+    if not 1 <= len(value) <= MAX_SALT_CHARACTERS:
+        raise ParameterError(
+            f"cache_salt has {len(value)} characters; it must have 1 to {MAX_SALT_CHARACTERS}, or be left out",
+            "cache_salt",
+        )
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ParameterError("cache_salt holds half of a surrogate pair, which is no character", "cache_salt")
+    return value
 
 
 def _as_tuple(name: str, value: object) -> tuple[object, ...]:

@@ -30,6 +30,7 @@ from halocline.api.server import LAST_WORDS_SECONDS, Server, listen
 from halocline.compose import Prepared, open_front, prepare
 from halocline.config import Config
 from halocline.errors import EngineDeadError
+from halocline.memory.facts import CapacityFacts
 
 logger = logging.getLogger("halocline.serve")
 
@@ -51,7 +52,7 @@ def run_server(config: Config) -> int:
             return 0
         say(f"{prepared.model_name}: {prepared.source.folder}")
         if prepared.memory is not None:
-            say(*prepared.memory.facts.lines())
+            say(*memory_lines(config, prepared.memory.facts))
         return asyncio.run(_serve(prepared, listener))
 
 
@@ -65,7 +66,7 @@ async def _serve(prepared: Prepared, listener: socket.socket) -> int:
     try:
         capacity = front.client.hello.capacity
         if prepared.memory is None and capacity is not None:
-            say(*capacity.lines())
+            say(*memory_lines(prepared.config, capacity))
         app = create_app(front, api_key=prepared.config.api_key)
         server = Server(app, front, listener, drain_seconds=prepared.config.drain_seconds)
         url = _url(*server.address)
@@ -75,6 +76,12 @@ async def _serve(prepared: Prepared, listener: socket.socket) -> int:
     finally:
         violations = await front.client.close()
     return 1 if violations or was_dead else code
+
+
+def memory_lines(config: Config, facts: CapacityFacts) -> list[str]:
+    """Return what the operator is told of the memory: what it holds, and whether prefixes are kept in it."""
+    kept = f"on: equal beginnings are computed once, in granules of {facts.granule_tokens} tokens"
+    return [*facts.lines(), f"prefix cache {kept if config.keeps_prefixes else 'off'}"]
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 The fake answers every prompt with `reply` (in which {prompt} stands for the prompt's text) and then end-of-sequence; a
 request that ignores end-of-sequence gets the reply over and over. A prompt that ends in LONG gets it 24 times, one that
-ends in FAIL fails. Token ids: 0 pad, 1 eos, 2 bos, byte b is b + 3.
+ends in FAIL fails. A prompt that was answered before is cached, up to its last whole page, for those with the same
+salt. Token ids: 0 pad, 1 eos, 2 bos, byte b is b + 3.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from halocline.cache.keys import Namespace
 from halocline.engine.core import EngineParts
 from halocline.engine.messages import ModelFacts, Spec
 from halocline.engine.pieces import BYTE_CHARACTERS
@@ -28,6 +30,7 @@ from halocline.memory.sizing import Limits, capacity_facts
 from halocline.schedule.events import (
     Abort,
     Accepted,
+    Admitted,
     Arrive,
     Event,
     Failed,
@@ -37,7 +40,7 @@ from halocline.schedule.events import (
     Rejected,
     Update,
 )
-from halocline.schedule.figures import SchedulerFigures, Totals
+from halocline.schedule.figures import CacheFigures, SchedulerFigures, Totals
 from halocline.schedule.rules import Rules
 from halocline.schedule.scheduler import Scheduler
 from halocline.step import Failure, Sampled, Segment, StepPlan, StepResult, TokenLogprobs
@@ -72,7 +75,15 @@ class _Sequence:
 class FakeScheduler:
     """First come, first served; a request holds the pages of its whole life while it runs."""
 
-    def __init__(self, *, pages: int = 4096, slots: int = 64, waiting: int = 4096, model_len: int = 2048) -> None:
+    def __init__(
+        self,
+        *,
+        pages: int = 4096,
+        slots: int = 64,
+        waiting: int = 4096,
+        model_len: int = 2048,
+        prefix_cache: bool = True,
+    ) -> None:
         self.pages, self.slots, self.max_waiting, self.model_len = pages, slots, waiting, model_len
         self.waiting: dict[str, _Sequence] = {}
         self.running: dict[str, _Sequence] = {}
@@ -81,6 +92,11 @@ class FakeScheduler:
         self.step = 0
         self.violations: list[str] = []
         self.totals = Totals()
+        self.prefix_cache = prefix_cache
+        self.answered: set[tuple[Namespace, tuple[int, ...]]] = set()
+        self.lookups = {"whole": 0, "too short": 0, "not keyed": 0}
+        self.looked_up_tokens = self.hit_tokens = 0
+        self.news: list[Update] = []
 
     @property
     def has_work(self) -> bool:
@@ -117,12 +133,21 @@ class FakeScheduler:
             if self.is_stuck or not fits:
                 break
             self.running[name] = self.waiting.pop(name)
+            self.news.append(self._admit(sequence.arrive))
         if not self.running:
             return None
         self.step += 1
         segments = tuple(self._segment(each) for each in self.running.values())
         none = np.zeros(0, np.int64)
         return StepPlan(self.step, (), segments, none, none, np.zeros(len(segments) + 1, np.int32), ())
+
+    def _admit(self, arrive: Arrive) -> Admitted:
+        most = (len(arrive.prompt) - 1) // PAGE_TOKENS * PAGE_TOKENS
+        hit = self.prefix_cache and (arrive.namespace, arrive.prompt) in self.answered
+        self.lookups["too short" if most == 0 else "whole" if hit else "not keyed"] += 1
+        self.looked_up_tokens += len(arrive.prompt)
+        self.hit_tokens += most * hit
+        return Admitted(arrive.request_id, most * hit)
 
     def _segment(self, sequence: _Sequence) -> Segment:
         arrive, length = sequence.arrive, len(sequence.arrive.prompt)
@@ -131,13 +156,14 @@ class FakeScheduler:
         return Segment(arrive.request_id, start, 1, True, params, arrive.seed, sequence.history, length, False)
 
     def apply(self, result: StepResult) -> Sequence[Update]:
-        updates: list[Update] = []
+        updates, self.news = self.news, []
         for sampled in result.sampled:
             sequence = self.running[sampled.request_id]
             sequence.history.append(sampled.token_id)
             finish = self._finish(sequence)
             if finish is not None:
                 del self.running[sampled.request_id]
+                self.answered.add((sequence.arrive.namespace, sequence.arrive.prompt))
             updates.append(NewToken(sampled.request_id, sampled.token_id, sampled.logprobs, finish))
         for failure in result.failures:
             del self.running[failure.request_id]
@@ -154,6 +180,7 @@ class FakeScheduler:
     def fail_step(self, message: str) -> Sequence[Update]:
         failed = list(self.running)
         self.running.clear()
+        self.news.clear()
         return [Failed(name, message) for name in failed]
 
     def take_updates(self) -> Sequence[Update]:
@@ -171,7 +198,20 @@ class FakeScheduler:
         )
         totals = replace(self.totals, steps=self.step)
         arena = ArenaFigures(total, total - used, 0, (pool,))
-        return SchedulerFigures(len(self.waiting), 0, len(self.running), 0, totals, arena)
+        cache = CacheFigures(
+            looked_up_tokens=self.looked_up_tokens,
+            hit_tokens=self.hit_tokens,
+            lookups=dict(self.lookups),
+            shortened=0,
+            resumed_tokens=0,
+            waited=0,
+            evicted_pages=(0,),
+            nodes=len(self.answered),
+            cached_bytes=0,
+        )
+        return SchedulerFigures(
+            len(self.waiting), 0, len(self.running), 0, totals, arena, cache if self.prefix_cache else None
+        )
 
     def audit(self) -> list[Violation]:
         return [Violation("L1", message) for message in self.violations]
@@ -241,6 +281,7 @@ def build(settings: dict[str, Any], progress: Callable[[str, float | None], None
         slots=settings.get("slots", 64),
         waiting=settings.get("waiting", 4096),
         model_len=settings.get("model_len", 2048),
+        prefix_cache=settings.get("prefix_cache", True),
     )
     scheduler.is_stuck = settings.get("stuck", False)
     scheduler.has_broken_figures = settings.get("figures") == "broken"
@@ -269,6 +310,7 @@ def build_on_arena(settings: dict[str, Any], progress: Callable[[str, float | No
         max_model_len=capacity.max_model_len.tokens,
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
+        prefix_cache=settings.get("prefix_cache", True),
     )
     backend = FakeBackend(settings.get("reply", "Hello."), step_seconds=settings.get("step_seconds", 0.0))
     model = ModelFacts(

@@ -67,8 +67,9 @@ class LiveServer:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that requests hold, by the latest figures."""
-        return 0 if self.snapshot.figures is None else self.snapshot.figures.arena.used_bytes
+        """Bytes that requests hold, by the latest figures; what is only cached is not counted."""
+        figures = self.snapshot.figures
+        return 0 if figures is None else figures.arena.used_bytes - figures.arena.cached_bytes
 
     def wait_idle(self) -> None:
         """Wait until the engine says that nothing runs and nothing is used."""

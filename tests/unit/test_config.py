@@ -216,3 +216,39 @@ def test_every_setting_has_help_and_a_default(name: str) -> None:
     assert len(setting.metadata["help"]) > 10
     assert not setting.metadata["help"].endswith(".")
     assert name in Config().__dict__
+
+
+@pytest.mark.parametrize(("value", "keeps"), [("on", True), ("off", False), (True, True), (False, False)])
+def test_the_prefix_cache_is_on_or_off(value: str | bool, keeps: bool) -> None:
+    assert Config(prefix_cache=value).keeps_prefixes is keeps
+
+
+def test_the_prefix_cache_is_on_by_default_and_nothing_delays_a_prompt() -> None:
+    config = Config()
+    assert config.keeps_prefixes
+    assert config.prefill_delay_seconds == 0
+    assert config.prefill_delay_low == 0
+
+
+@pytest.mark.parametrize("word", ["on", "off", "true", "false", "'on'", "'off'"])
+def test_a_file_may_say_on_or_off_as_yaml_reads_them(tmp_path: Path, word: str) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(f"prefix-cache: {word}\n")
+    assert build(read_file(path)).keeps_prefixes is (word.strip("'") in ("on", "true"))
+
+
+@pytest.mark.parametrize("value", ["yes", "", "On", 1, None])
+def test_the_prefix_cache_is_nothing_else(value: object) -> None:
+    (problem,) = problems(prefix_cache=value)
+    assert problem.startswith("prefix_cache is")
+
+
+def test_a_prefill_delays_watermark_is_in_bytes() -> None:
+    config = Config(prefill_delay_seconds=0.5, prefill_delay_tokens=4096, prefill_delay_low_bytes="1GiB")
+    assert config.prefill_delay_low == 2**30
+    found = problems(prefill_delay_seconds=-1.0, prefill_delay_tokens=0, prefill_delay_low_bytes="40%")
+    assert [problem.split()[0].rstrip(":") for problem in found] == [
+        "prefill_delay_seconds",
+        "prefill_delay_tokens",
+        "prefill_delay_low_bytes",
+    ]

@@ -8,7 +8,7 @@ import pytest
 
 from halocline.engine.messages import Logprobs, TextDelta
 from halocline.errors import ParameterError
-from halocline.outputs import empty_completion, grow, is_one_prompt, one_for_each, read_message, read_prompt
+from halocline.outputs import empty_completion, grow, is_one_prompt, one_for_each, read_message, read_prompt, salt_of
 from halocline.params import SamplingParams
 
 
@@ -52,6 +52,28 @@ def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
     with pytest.raises(ParameterError, match="a prompt must be") as caught:
         read_prompt(prompt)
     assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "salt"),
+    [
+        ("text", ""),
+        ([5, 6], ""),
+        ({"prompt": "text"}, ""),
+        ({"prompt": "text", "cache_salt": "mine"}, "mine"),
+        ({"prompt_token_ids": [5], "cache_salt": None}, ""),
+    ],
+)
+def test_a_prompt_may_have_a_cache_salt(prompt: Any, salt: str) -> None:
+    assert salt_of(prompt) == salt
+    assert read_prompt(prompt)
+
+
+@pytest.mark.parametrize("salt", [7, "", "s" * 300])
+def test_a_salt_that_cannot_be_used_is_refused_by_name(salt: Any) -> None:
+    with pytest.raises(ParameterError) as caught:
+        salt_of({"prompt": "text", "cache_salt": salt})
+    assert caught.value.param == "cache_salt"
 
 
 def test_parameters_are_one_for_all_or_one_for_each() -> None:

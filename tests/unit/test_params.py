@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from halocline.errors import ParameterError, RequestError
-from halocline.params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, SamplingParams
+from halocline.params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, SamplingParams, checked_salt
 
 
 def test_the_defaults_sample_from_the_whole_distribution() -> None:
@@ -79,3 +79,23 @@ def test_an_unknown_field_is_refused() -> None:
 def test_params_survive_the_way_to_another_process() -> None:
     params = SamplingParams(temperature=0.5, stop=("x",), seed=7, logprobs=3)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+@pytest.mark.parametrize("salt", ["x", "é" * 256, "\U0001f600", " "])
+def test_a_cache_salt_is_taken_as_it_is(salt: str) -> None:
+    assert checked_salt(salt) == salt
+
+
+def test_no_cache_salt_is_the_empty_one_which_nobody_can_send() -> None:
+    assert checked_salt(None) == ""
+    with pytest.raises(ParameterError, match="1 to 256"):
+        checked_salt("")
+
+
+@pytest.mark.parametrize("salt", ["secret" * 43, 1234567, b"secret", ["secret"], True, "secret \ud800"])
+def test_a_cache_salt_that_cannot_be_used_is_refused_without_being_quoted(salt: object) -> None:
+    with pytest.raises(ParameterError, match="cache_salt") as caught:
+        checked_salt(salt)
+    assert caught.value.param == "cache_salt"
+    assert "secret" not in str(caught.value)
+    assert "1234567" not in str(caught.value)

@@ -58,7 +58,11 @@ class Answer:
         tasks = [
             asyncio.ensure_future(
                 self._front.generate(
-                    self._prompts[i // n], self._order.params, request_id=f"{self._id}-{i}", index=i % n
+                    self._prompts[i // n],
+                    self._order.params,
+                    request_id=f"{self._id}-{i}",
+                    index=i % n,
+                    cache_salt=self._order.cache_salt,
                 )
             )
             for i in range(len(self._prompts) * n)
@@ -120,7 +124,14 @@ class Answer:
 
     def _usage(self) -> dict[str, Any]:
         prompt_tokens = sum(len(prompt) for prompt in self._prompts)
-        return usage(prompt_tokens, sum(each.completion_tokens for each in self._generations))
+        completion_tokens = sum(each.completion_tokens for each in self._generations)
+        return usage(prompt_tokens, completion_tokens, self._cached_tokens())
+
+    def _cached_tokens(self) -> int:
+        """Count the prompt tokens that nobody computed for this answer: of each prompt what all its choices found."""
+        n = self._order.params.n
+        found = [each.cached_tokens or 0 for each in self._generations]
+        return sum(min(found[i : i + n]) for i in range(0, len(found), n))
 
     def _close(self) -> None:
         for generation in self._generations:

@@ -17,6 +17,9 @@ class Generation(Protocol):
     @property
     def completion_tokens(self) -> int: ...
 
+    @property
+    def cached_tokens(self) -> int | None: ...
+
     def __aiter__(self) -> AsyncIterator[TextDelta]: ...
 
     def close(self) -> None:
@@ -65,7 +68,13 @@ class Front(Protocol):
     def token(self, token_id: int) -> tuple[str, bytes | None]: ...
 
     async def generate(
-        self, prompt: Sequence[int], params: SamplingParams, *, request_id: str | None = None, index: int = 0
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        index: int = 0,
+        cache_salt: str = "",
     ) -> Generation: ...
 
     def health(self) -> Health: ...

@@ -9,7 +9,7 @@ from typing import Any
 from halocline.api.body import json_type
 from halocline.api.errors import ApiError
 from halocline.api.fields import check_names
-from halocline.params import SamplingParams
+from halocline.params import SamplingParams, checked_salt
 
 MAX_CHOICES = 1024
 """Most completions of one HTTP request: prompts times n."""
@@ -33,6 +33,8 @@ class Order:
     stream: bool
     include_usage: bool
     token_ids: bool
+    cache_salt: str
+    """Whose cached prefixes may be used; "" for a client that named none."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: fields[name] for name in SAMPLING if name in fields}
 
 
-def _form(fields: Mapping[str, Any]) -> tuple[str | None, bool, bool, bool]:
-    """Return (model, stream, include_usage, token_ids)."""
+def _form(fields: Mapping[str, Any]) -> tuple[str | None, bool, bool, bool, str]:
+    """Return (model, stream, include_usage, token_ids, cache_salt)."""
     model = fields.get("model")
     if model is not None and not isinstance(model, str):
         raise _wrong("model", model, "a string")
@@ -104,7 +106,10 @@ def _form(fields: Mapping[str, Any]) -> tuple[str | None, bool, bool, bool]:
         if name not in ("include_usage", "include_obfuscation"):
             raise ApiError(400, f"unknown field 'stream_options.{name}'", param=f"stream_options.{name}")
     include_usage = _flag(options, "include_usage", "stream_options.include_usage")
-    return model, stream, include_usage, _flag(fields, "return_token_ids")
+    salt = fields.get("cache_salt")
+    if salt is not None and not isinstance(salt, str):
+        raise _wrong("cache_salt", salt, "a string")
+    return model, stream, include_usage, _flag(fields, "return_token_ids"), checked_salt(salt)
 
 
 def _flag(fields: Mapping[str, Any], name: str, param: str | None = None) -> bool:

@@ -123,13 +123,14 @@ class ChatShape:
         return _candidate(token.text, token.data, values.token_logprob) | {"top_logprobs": best}
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    """Return the token counts of an answer; no prompt tokens come from a cache yet."""
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """Return the token counts of an answer; of its prompt tokens, `cached_tokens` were not computed for it."""
+    assert cached_tokens <= prompt_tokens, f"{cached_tokens} of {prompt_tokens} prompt tokens were cached"
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 

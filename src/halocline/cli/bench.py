@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from typing import Annotated
 
 import typer
@@ -11,6 +12,8 @@ import typer
 from halocline.cli.load import Load, LoadReport, first_model, run_load
 from halocline.cli.options import with_settings
 from halocline.config import Config
+
+SEED_BITS = 48
 
 
 @with_settings(server=True, defaults={"port": 0, "log_level": "warning"})
@@ -24,7 +27,9 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
 ) -> None:
     """Send a closed loop of streaming requests; print tokens per second and latency percentiles."""
-    load = Load(requests or 3 * concurrency, concurrency, prompt_tokens, output_tokens, seed=config.seed)
+    # Prompts that no earlier run has sent: a prefix cache would answer a second run with the first one's work.
+    seed = random.SystemRandom().getrandbits(SEED_BITS)
+    load = Load(requests or 3 * concurrency, concurrency, prompt_tokens, output_tokens, seed=seed)
     if url is not None:
         report = asyncio.run(_measure(url, config.api_key, load))
     else:
@@ -38,7 +43,7 @@ def bench(
 async def _measure(url: str, api_key: str | None, load: Load) -> LoadReport:
     url = url.rstrip("/").removesuffix("/v1")
     model = await first_model(url, api_key)
-    warm_up = Load(1, 1, min(load.prompt_tokens, 32), min(load.output_tokens, 4), seed=-1)
+    warm_up = Load(1, 1, min(load.prompt_tokens, 32), min(load.output_tokens, 4), seed=load.seed + load.requests)
     await run_load(url, model, warm_up, api_key)
     return await run_load(url, model, load, api_key)
 

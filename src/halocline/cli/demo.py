@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import typer
 
 from halocline.cli.options import with_settings
-from halocline.cli.watch import RETRACTIONS, USED, Watch, bytes_by_pool, until_idle
+from halocline.cli.watch import CACHED, RETRACTIONS, Watch, bytes_by_pool, needed_bytes, until_idle
 from halocline.config import Config
 from halocline.errors import ConfigError, EngineDeadError
 from halocline.units import format_bytes
@@ -134,9 +134,10 @@ def table(runs: list[Run]) -> str:
         assert watch is not None, "a run was watched"
         rows.setdefault("requests at once, at most", []).append(str(watch.peak_running))
         rows.setdefault("retractions", []).append(f"{watch.last.get(RETRACTIONS, 0):.0f}")
-        rows.setdefault("bytes used at the peak", []).append(format_bytes(int(watch.at_peak.get(USED, 0))))
+        rows.setdefault("bytes needed at the peak", []).append(format_bytes(needed_bytes(watch.at_peak)))
         for pool, used in bytes_by_pool(watch.at_peak).items():
             rows.setdefault(f"  of them {pool}", []).append(format_bytes(used))
+        rows.setdefault("bytes cached beside them", []).append(format_bytes(int(watch.at_peak.get(CACHED, 0))))
         rows.setdefault("seconds", []).append(f"{run.seconds:.1f}")
         rows.setdefault("generated tokens/s", []).append(f"{run.tokens / run.seconds:.1f}")
     return "\n" + "\n".join(f"{name:28}" + "".join(f"{cell:>14}" for cell in cells) for name, cells in rows.items())

@@ -23,7 +23,8 @@ FOREIGN = (
     Foreign("vLLM", "--max-num-batched-tokens", "--step-tokens", "the same meaning"),
     Foreign("vLLM", "--block-size", "--page-tokens", "a power of two; one number or one per pool"),
     Foreign("vLLM", "--tensor-parallel-size", None, "one device for now"),
-    Foreign("vLLM", "--enable-prefix-caching", None, "prefixes are not kept yet"),
+    Foreign("vLLM", "--enable-prefix-caching", "--prefix-cache", "on by default"),
+    Foreign("vLLM", "--no-enable-prefix-caching", "--prefix-cache", "write --prefix-cache off"),
     Foreign("vLLM", "--enable-chunked-prefill", None, "always on"),
     Foreign("vLLM", "--disable-hybrid-kv-cache-manager", "--policy", "static:R is the split to compare with"),
     Foreign("vLLM", "--enforce-eager", None, "nothing is compiled"),
@@ -43,7 +44,10 @@ FOREIGN = (
     Foreign("SGLang", "--schedule-conservativeness", "--admission", "expected:QUANTILE or guaranteed"),
     Foreign("SGLang", "--attention-backend", "--attention", "auto, cpu, blocked or reference"),
     Foreign("SGLang", "--random-seed", "--seed", "the same meaning"),
-    Foreign("SGLang", "--disable-radix-cache", None, "prefixes are not kept yet"),
+    Foreign("SGLang", "--disable-radix-cache", "--prefix-cache", "write --prefix-cache off"),
+    Foreign(
+        "SGLang", "--enable-prefill-delayer", "--prefill-delay-seconds", "off by default; the watermark is in bytes"
+    ),
     Foreign("SGLang", "--tp-size", None, "one device for now"),
 )
 

@@ -13,13 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 EVERY_SECONDS = 0.2
 IDLE_LOOKS = 50
 USED = "halocline_arena_used_bytes"
+CACHED = "halocline_arena_cached_bytes"
 RETRACTIONS = "halocline_retractions_total"
 POOL = "halocline_arena_pool_bytes"
 PEAK_RUNNING = "halocline_peak_running"
 
 
 class Watch:
-    """Reads a server's figures while the `with` block runs, and keeps those of the moment with the most bytes used."""
+    """Reads a server's figures while the `with` block runs; keeps those of the moment when most bytes were needed."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -27,7 +28,7 @@ class Watch:
         self.last: dict[str, float] = {}
         """The latest figures, by `name` or `name{label}`."""
         self.at_peak: dict[str, float] = {}
-        """The figures of the moment at which most bytes of the arena were used."""
+        """The figures of the moment at which most bytes of the arena were needed."""
         self.peak_running = 0
         """The most requests that held memory at once."""
 
@@ -55,7 +56,7 @@ class Watch:
     async def _look(self) -> None:
         self.last = await read_figures(self._url)
         self.peak_running = max(self.peak_running, running_requests(self.last))
-        if self.last.get(USED, 0) >= self.at_peak.get(USED, 0):
+        if needed_bytes(self.last) >= needed_bytes(self.at_peak):
             self.at_peak = self.last
 
 
@@ -71,10 +72,10 @@ async def read_figures(url: str) -> dict[str, float]:
 
 
 async def until_idle(url: str) -> dict[str, float]:
-    """Wait until a server's figures show that nothing is used any more, at most some seconds, and return them."""
+    """Wait until a server's figures show that nothing is needed any more, at most some seconds, and return them."""
     for _ in range(IDLE_LOOKS):
         figures = await read_figures(url)
-        if not figures.get(USED, 0) and not running_requests(figures):
+        if not needed_bytes(figures) and not running_requests(figures):
             break
         await asyncio.sleep(EVERY_SECONDS)
     return figures
@@ -85,11 +86,18 @@ def running_requests(figures: dict[str, float]) -> int:
     return int(sum(figures.get(f"halocline_requests{{{state}}}", 0) for state in ("prefilling", "decoding")))
 
 
+def needed_bytes(figures: dict[str, float]) -> int:
+    """Return the bytes that somebody needs: the used ones, less those that are only kept because there is room."""
+    return int(figures.get(USED, 0) - figures.get(CACHED, 0))
+
+
 def bytes_by_pool(figures: dict[str, float]) -> dict[str, int]:
-    """Return the used bytes of each pool, over all owners."""
+    """Return the bytes of each pool that somebody needs: of all owners but the cache."""
     pools: dict[str, int] = {}
     for name, value in figures.items():
         if name.startswith(f"{POOL}{{"):
-            _, _, pool = name.removesuffix("}").rpartition(",")
+            owner, _, pool = name.removeprefix(f"{POOL}{{").removesuffix("}").partition(",")
+            if owner == "cached":
+                continue
             pools[pool] = pools.get(pool, 0) + int(value)
     return pools

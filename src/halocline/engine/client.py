@@ -24,6 +24,7 @@ from halocline.engine.health import Sight
 from halocline.engine.launch import COMMANDS_KEPT, Launched, how_it_ended, launch, start_error, wait_for_exit
 from halocline.engine.messages import (
     AcceptedReport,
+    AdmittedReport,
     Bye,
     Cancel,
     Command,
@@ -138,9 +139,11 @@ class EngineClient:
         seed: int = 0,
         priority: int = 0,
         request_id: str | None = None,
+        cache_salt: str = "",
     ) -> TokenStream:
         """Submit one sequence and wait for the engine's yes (`params.n` is ignored: n sequences are n calls).
 
+        Cached prefixes are shared among sequences with the same `cache_salt`, which `params.checked_salt` has checked.
         Raises TooLargeError or RequestError when it can never run, OverloadedError when too many wait, EngineDeadError.
         """
         self._check_room()
@@ -151,7 +154,7 @@ class EngineClient:
             self._heard_at = self._loop.time()
         self._streams[name] = stream
         try:
-            self._send(Submit(name, prompt, params, seed, priority))
+            self._send(Submit(name, prompt, params, seed, priority, cache_salt))
             await stream.accepted
         except BaseException:
             stream.close()
@@ -279,6 +282,8 @@ class EngineClient:
                 stream.push(report)
             case AcceptedReport(_, max_tokens, clipped):
                 stream.accept(max_tokens, clipped)
+            case AdmittedReport(_, cached_tokens):
+                stream.cached_tokens = cached_tokens
             case RejectedReport():
                 del self._streams[report.request_id]
                 stream.fail(_rejection(report))

@@ -76,6 +76,11 @@ class Generation:
         return self._text.completion_tokens
 
     @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that the prefix cache had; known with the first token."""
+        return self._stream.cached_tokens
+
+    @property
     def max_tokens(self) -> int:
         """The limit that applies."""
         return self._stream.max_tokens
@@ -113,15 +118,19 @@ class Generation:
         now, tokens, metrics = time.monotonic(), self.completion_tokens, self._front.metrics
         metrics.finished(reason)
         metrics.output_tokens.observe(tokens)
+        if self.cached_tokens is not None:
+            metrics.cached_tokens.observe(self.cached_tokens)
         if reason in ("stop", "length") and self._first_at is not None:
             metrics.request_seconds.observe(now - self._started_at)
             if tokens > 1:
                 metrics.token_seconds.observe((now - self._first_at) / (tokens - 1))
         logger.info(
-            "event=request_end request=%s reason=%s prompt_tokens=%d completion_tokens=%d seconds=%.3f",
+            "event=request_end request=%s reason=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d "
+            "seconds=%.3f",
             self.request_id,
             reason,
             self.prompt_tokens,
+            self.cached_tokens or 0,
             tokens,
             now - self._started_at,
         )
@@ -209,16 +218,20 @@ class FrontEnd:
         request_id: str | None = None,
         index: int = 0,
         seed: int | None = None,
+        cache_salt: str = "",
     ) -> Generation:
         """Submit one sequence and wait until the engine accepts it; `index` tells the n completions of a prompt apart.
 
-        `seed` is what `seed_of` gave for this sequence before; None: asked now.
+        `seed` is what `seed_of` gave for this sequence before; None: asked now. `cache_salt` as `params.checked_salt`
+        returns it.
         Raises RequestError, TooLargeError, OverloadedError or EngineDeadError.
         """
         # Before the submission: an engine accepts a sequence and sends its first token in one message.
         started_at = time.monotonic()
         seed = self.seed_of(params, index) if seed is None else seed
-        stream = await self.client.submit(tuple(prompt), params, seed=seed, request_id=request_id)
+        stream = await self.client.submit(
+            tuple(prompt), params, seed=seed, request_id=request_id, cache_salt=cache_salt
+        )
         self.metrics.prompt_tokens.observe(len(prompt))
         logger.info(
             "event=request_start request=%s prompt_tokens=%d max_tokens=%d",

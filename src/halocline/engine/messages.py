@@ -12,12 +12,12 @@ Whoever speaks to an engine imports this module and nothing else of the engine's
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from halocline.memory.facts import CapacityFacts
-from halocline.params import SamplingParams
+from halocline.params import MAX_SALT_CHARACTERS, SamplingParams
 from halocline.schedule.events import FinishReason
 from halocline.schedule.figures import SchedulerFigures
 
@@ -44,6 +44,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     params: SamplingParams
     seed: int
     priority: int = 0
+    cache_salt: Annotated[str, msgspec.Meta(max_length=MAX_SALT_CHARACTERS)] = ""
+    """Prefixes are shared with sequences of the same salt only."""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -66,6 +68,14 @@ class AcceptedReport(msgspec.Struct, frozen=True, array_like=True, tag="accepted
     request_id: str
     max_tokens: int
     clipped: bool
+
+
+class AdmittedReport(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):
+    """The sequence is being computed; said once, before its first token."""
+
+    request_id: str
+    cached_tokens: int
+    """Tokens of its prompt that the prefix cache had, and that need no computing."""
 
 
 class RejectedReport(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
@@ -102,7 +112,7 @@ class FailedReport(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     message: str
 
 
-SequenceReport = AcceptedReport | RejectedReport | TokenReport | FailedReport
+SequenceReport = AcceptedReport | AdmittedReport | RejectedReport | TokenReport | FailedReport
 
 
 class Blocked(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ tests) share nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from halocline.engine.messages import Snapshot
 from halocline.memory.figures import ArenaFigures
-from halocline.schedule.figures import SchedulerFigures
+from halocline.schedule.figures import CacheFigures, SchedulerFigures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -37,6 +37,13 @@ _COUNTERS = {
     "audits": "recounts of the arena",
     "violations": "broken laws that a recount found",
 }
+_CACHE_TOTALS = {
+    "prefix_lookup_tokens": "prompt tokens of requests that were admitted for the first time",
+    "prefix_hit_tokens": "of these, the ones that the prefix cache had",
+    "prefix_shortened": "admissions that used less than was cached, because using all would have taken too much memory",
+    "prefix_resumed_tokens": "tokens of retracted requests that were found again instead of computed again",
+    "prefix_waits": "requests that waited for a prefix that another one was computing",
+}
 _STATES = ("waiting", "prefilling", "decoding", "retracted")
 _OWNERS = ("running", "locked", "cached", "transfer")
 
@@ -50,6 +57,7 @@ class Metrics:
         self.first_token_seconds = self._histogram("time_to_first_token_seconds", "from submission", _SECONDS)
         self.token_seconds = self._histogram("time_per_output_token_seconds", "after the first token", _SECONDS)
         self.request_seconds = self._histogram("request_seconds", "from submission to the last token", _SECONDS)
+        self.cached_tokens = self._histogram("request_cached_tokens", "tokens of prompts that were cached", _TOKENS)
         self.prompt_tokens = self._histogram("request_prompt_tokens", "length of prompts", _TOKENS)
         self.output_tokens = self._histogram("request_output_tokens", "length of outputs", _TOKENS)
         self._finished = Counter(
@@ -94,6 +102,8 @@ class _EngineCollector(Collector):
         if snapshot.figures is not None:
             yield from _requests(snapshot.figures)
             yield from _arena(snapshot.figures.arena)
+            if snapshot.figures.cache is not None:
+                yield from _cache(snapshot.figures.cache, [pool.name for pool in snapshot.figures.arena.pools])
         refusals = CounterMetricFamily("halocline_refusals", "requests refused at the door", labels=["reason"])
         for reason, number in snapshot.refusals.items():
             refusals.add_metric([reason], number)
@@ -129,6 +139,7 @@ def _arena(arena: ArenaFigures) -> Iterator[Metric]:
         ("holes", "bytes of free pages in slabs that a pool owns", arena.hole_bytes),
         ("free", "bytes of slabs that no pool owns", arena.free_bytes),
         ("promised", "bytes granted and not yet taken", arena.promised_bytes),
+        ("cached", "part of the used bytes that nobody needs now: they give way to any demand", arena.cached_bytes),
     ):
         yield GaugeMetricFamily(f"halocline_arena_{name}_bytes", text, value=number)
     used = GaugeMetricFamily("halocline_arena_pool_bytes", "live bytes by pool and owner", labels=["pool", "owner"])
@@ -145,3 +156,21 @@ def _arena(arena: ArenaFigures) -> Iterator[Metric]:
     for pool in arena.pools:
         capacity.add_metric([pool.name], pool.capacity_tokens)
     yield capacity
+
+
+def _cache(cache: CacheFigures, pools: Sequence[str]) -> Iterator[Metric]:
+    """What the prefix cache found, and for what reason it did not find more; what it gave up, and what it has."""
+    values = (cache.looked_up_tokens, cache.hit_tokens, cache.shortened, cache.resumed_tokens, cache.waited)
+    for (name, text), value in zip(_CACHE_TOTALS.items(), values, strict=True):
+        yield CounterMetricFamily(f"halocline_{name}", text, value=value)
+    lookups = CounterMetricFamily(
+        "halocline_prefix_lookups", "first admissions by why the cached prefix was not longer", labels=["reason"]
+    )
+    for reason, number in cache.lookups.items():
+        lookups.add_metric([reason], number)
+    yield lookups
+    evicted = CounterMetricFamily("halocline_evicted_pages", "cached pages that gave way to a demand", labels=["pool"])
+    for pool, number in zip(pools, cache.evicted_pages, strict=True):
+        evicted.add_metric([pool], number)
+    yield evicted
+    yield GaugeMetricFamily("halocline_prefix_nodes", "nodes of the prefix tree now", value=cache.nodes)

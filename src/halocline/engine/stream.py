@@ -24,6 +24,8 @@ class TokenStream:
         self.max_tokens = 0
         """The limit that applies; known once accepted."""
         self.clipped = False
+        self.cached_tokens: int | None = None
+        """Tokens of the prompt that the prefix cache had; known once the engine computes the sequence."""
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cancel = cancel
         self._limit = limit

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from halocline.cache.keys import Namespace
 from halocline.engine.messages import (
     AcceptedReport,
+    AdmittedReport,
     Cancel,
     Command,
     FailedReport,
@@ -22,8 +24,9 @@ from halocline.step import TokenLogprobs
 def event_of(command: Command) -> Event:
     """Return the event that a command is for the scheduler."""
     match command:
-        case Submit(request_id, prompt, params, seed, priority):
-            return Arrive(request_id, prompt, params, seed, priority)
+        case Submit(request_id, prompt, params, seed, priority, cache_salt):
+            # One engine has one model and no adapters, so the salt is all that tells prefixes apart.
+            return Arrive(request_id, prompt, params, seed, priority, Namespace(salt=cache_salt))
         case Cancel(request_id, reason):
             return Abort(request_id, reason)
     raise AssertionError(f"{command!r} is no event")
@@ -31,15 +34,17 @@ def event_of(command: Command) -> Event:
 
 def reports_of(updates: Iterable[Update]) -> tuple[SequenceReport, ...]:
     """Return what the front end is told of `updates`, in the same order."""
-    return tuple(_report_of(update) for update in updates if not isinstance(update, Admitted))
+    return tuple(map(_report_of, updates))
 
 
-def _report_of(update: Accepted | Rejected | NewToken | Failed) -> SequenceReport:
+def _report_of(update: Update) -> SequenceReport:
     match update:
         case NewToken(request_id, token_id, logprobs, finish_reason):
             return TokenReport(request_id, token_id, _logprobs_of(logprobs), finish_reason)
         case Accepted(request_id, max_tokens, clipped):
             return AcceptedReport(request_id, max_tokens, clipped)
+        case Admitted(request_id, cached_tokens):
+            return AdmittedReport(request_id, cached_tokens)
         case Rejected(request_id, message, param, code):
             return RejectedReport(request_id, message, param, code)
         case Failed(request_id, message):

@@ -75,12 +75,20 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(
     assert config == Config(port=2, kv_bytes="64MiB", clip_max_tokens=False)
 
 
+def test_the_prefix_cache_is_turned_off_by_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = given(monkeypatch, "--prefix-cache", "off", "--prefill-delay-low-bytes", "1MiB")
+    assert config == Config(prefix_cache="off", prefill_delay_low_bytes="1MiB")
+    assert given(monkeypatch, "--prefix-cache", "on") == Config()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("serve", "--kv-byte", "1"), "--kv-bytes"),
         (("serve", "--gpu-memory-utilization=0.9"), "use --kv-bytes"),
         (("serve", "--tp-size", "2"), "no such flag here"),
+        (("serve", "--disable-radix-cache"), "write --prefix-cache off"),
+        (("serve", "--prefix-cache", "of"), "did you mean 'off'?"),
         (("serv",), "'serve'"),
         (("serve", "--port", "eight"), "'--port'"),
         (("serve", "--port", "99999"), "port is 99999"),

@@ -6,8 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from halocline.cache.keys import EVERYBODY, Namespace
 from halocline.engine.messages import (
     AcceptedReport,
+    AdmittedReport,
     Blocked,
     Bye,
     Cancel,
@@ -32,8 +34,8 @@ from halocline.engine.messages import (
 )
 from halocline.engine.wire import event_of, reports_of
 from halocline.memory.facts import CapacityFacts, ConcurrencyFacts, ModelLength, PoolFacts
-from halocline.params import SamplingParams
-from halocline.schedule.events import Abort, Accepted, Arrive, Failed, NewToken, Rejected
+from halocline.params import MAX_SALT_CHARACTERS, SamplingParams
+from halocline.schedule.events import Abort, Accepted, Admitted, Arrive, Failed, NewToken, Rejected
 from halocline.step import TokenLogprobs
 from testing.engine import FakeScheduler
 
@@ -53,7 +55,9 @@ CAPACITY = CapacityFacts(
 )
 
 
-@pytest.mark.parametrize("command", [Submit("a", (1, 2**31), PARAMS, 2**63 - 1, -1), Cancel("a", "stop"), Shutdown()])
+@pytest.mark.parametrize(
+    "command", [Submit("a", (1, 2**31), PARAMS, 2**63 - 1, -1, "salt \u00e9"), Cancel("a", "stop"), Shutdown()]
+)
 def test_commands_survive(command: Command) -> None:
     assert decode_command(encode(command)) == command
 
@@ -67,6 +71,7 @@ def test_commands_survive(command: Command) -> None:
         Outputs(
             (
                 AcceptedReport("a", 3, False),
+                AdmittedReport("a", 48),
                 RejectedReport("b", "too long", "prompt", "context_length_exceeded"),
                 TokenReport("a", 5, Logprobs(-1.5, 2, ((5, -1.5), (6, -2.0)))),
                 TokenReport("a", None, None, "abort"),
@@ -89,6 +94,12 @@ def test_a_frame_that_is_no_command_is_refused(frame: bytes) -> None:
         decode_command(frame)
 
 
+def test_a_salt_longer_than_any_client_may_send_is_no_command() -> None:
+    assert decode_command(encode(Submit("a", (1,), PARAMS, 0, 0, "s" * MAX_SALT_CHARACTERS)))
+    with pytest.raises(msgspec.ValidationError, match="length <= 256"):
+        decode_command(encode(Submit("a", (1,), PARAMS, 0, 0, "s" * (MAX_SALT_CHARACTERS + 1))))
+
+
 def test_scalars_of_numpy_cross_as_plain_numbers() -> None:
     report = Outputs((TokenReport("a", np.int64(7), Logprobs(np.float32(-0.5), np.int32(1), ())),))  # type: ignore[arg-type]
     assert decode_report(encode(report)) == Outputs((TokenReport("a", 7, Logprobs(-0.5, 1, ())),))
@@ -97,7 +108,9 @@ def test_scalars_of_numpy_cross_as_plain_numbers() -> None:
 
 
 def test_a_submission_is_an_arrival_and_a_cancellation_an_abort() -> None:
-    assert event_of(Submit("a", (1,), PARAMS, 3, 4)) == Arrive("a", (1,), PARAMS, 3, 4)
+    assert event_of(Submit("a", (1,), PARAMS, 3, 4)) == Arrive("a", (1,), PARAMS, 3, 4, EVERYBODY)
+    salted = event_of(Submit("a", (1,), PARAMS, 3, 4, "mine"))
+    assert salted == Arrive("a", (1,), PARAMS, 3, 4, Namespace(salt="mine"))
     assert event_of(Cancel("a", "stop")) == Abort("a", "stop")
 
 
@@ -105,12 +118,14 @@ def test_every_update_has_a_report() -> None:
     top = ((4, -0.25),)
     updates = (
         Accepted("a", 5, True),
+        Admitted("a", 16),
         NewToken("a", 4, TokenLogprobs(-0.25, 1, top), "length"),
         Rejected("b", "no", "prompt", "x"),
         Failed("c", "no"),
     )
     assert reports_of(updates) == (
         AcceptedReport("a", 5, True),
+        AdmittedReport("a", 16),
         TokenReport("a", 4, Logprobs(-0.25, 1, top), "length"),
         RejectedReport("b", "no", "prompt", "x"),
         FailedReport("c", "no"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -10,7 +11,7 @@ from halocline.engine.messages import Snapshot
 from halocline.engine.metrics import Metrics
 from halocline.params import SamplingParams
 from halocline.schedule.events import Arrive
-from testing.engine import PAGE_BYTES, FakeScheduler, ids_of
+from testing.engine import PAGE_BYTES, FakeBackend, FakeScheduler, ids_of
 
 
 def snapshot() -> Snapshot:
@@ -39,6 +40,42 @@ def test_the_arenas_bytes_are_conserved_in_every_scrape() -> None:
     assert values["halocline_arena_pool_bytes{owner=running,pool=full}"] == used == 2 * PAGE_BYTES
 
 
+def test_the_prefix_cache_says_what_it_found_and_why_not_more() -> None:
+    scheduler = FakeScheduler(pages=100)
+    prompt = tuple(ids_of("x" * 40))
+    for name in "abc":
+        scheduler.handle(Arrive(name, prompt, SamplingParams(max_tokens=1), 0))
+        plan = scheduler.plan(0.0)
+        assert plan is not None
+        scheduler.apply(FakeBackend("y").run(plan))
+    values = samples(Metrics(lambda: Snapshot(figures=scheduler.figures()), lambda: True, "fake"))
+    assert values["halocline_prefix_lookup_tokens_total"] == 120
+    assert values["halocline_prefix_hit_tokens_total"] == 64
+    assert values["halocline_prefix_lookups_total{reason=not keyed}"] == 1
+    assert values["halocline_prefix_lookups_total{reason=whole}"] == 2
+    assert values["halocline_evicted_pages_total{pool=full}"] == 0
+    assert values["halocline_prefix_nodes"] == 1
+
+
+def test_what_is_cached_is_part_of_what_is_used() -> None:
+    figures = snapshot().figures
+    assert figures is not None
+    pool = replace(figures.arena.pools[0], cached_bytes=3 * PAGE_BYTES, running_bytes=2 * PAGE_BYTES)
+    figures = replace(figures, arena=replace(figures.arena, free_bytes=5 * PAGE_BYTES, pools=(pool,)))
+    values = samples(Metrics(lambda: Snapshot(figures=figures), lambda: True, "fake"))
+    assert values["halocline_arena_cached_bytes"] == 3 * PAGE_BYTES
+    assert values["halocline_arena_cached_bytes"] == values["halocline_arena_pool_bytes{owner=cached,pool=full}"]
+    assert values["halocline_arena_used_bytes"] == 5 * PAGE_BYTES
+    assert figures.cache is not None
+    assert figures.cache.cached_bytes == 0, "the fake's own word is not what is exported: one source, the arena"
+
+
+def test_a_server_without_a_prefix_cache_exports_nothing_of_one() -> None:
+    scheduler = FakeScheduler(prefix_cache=False)
+    values = samples(Metrics(lambda: Snapshot(figures=scheduler.figures()), lambda: True, "fake"))
+    assert not [name for name in values if "prefix" in name or "evicted" in name]
+
+
 def test_requests_refusals_and_waits_are_counted_by_reason() -> None:
     values = samples(Metrics(snapshot, lambda: True, "fake"))
     assert values["halocline_requests{state=decoding}"] == 1
@@ -54,7 +91,7 @@ def test_a_dead_engine_is_down_and_one_that_has_not_spoken_can_be_scraped() -> N
 
 
 def test_every_name_begins_with_ours_and_ends_with_a_unit() -> None:
-    unit = re.compile(r"_(bytes|seconds|tokens|total|up|requests|waiting|running|bucket|count|sum|created)$")
+    unit = re.compile(r"_(bytes|seconds|tokens|total|up|requests|waiting|running|bucket|count|sum|created|nodes)$")
     metrics = Metrics(snapshot, lambda: True, "fake")
     metrics.finished("stop")
     metrics.responded("chat", 200)
