@@ -14,7 +14,7 @@ ifneq ($(DATA_FILE),)
 export HALOCLINE_DATA ?= $(abspath $(dir $(DATA_FILE)))
 endif
 
-.PHONY: help install demo serve test check e2e bench laws product clean
+.PHONY: help install demo serve test check e2e bench laws mutants product clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -48,6 +48,9 @@ e2e: $(STAMP)  ## 200 questions through the launched server, token by token agai
 
 laws: $(STAMP)  ## the long explorations of the laws: minutes
 	$(PYTEST) $(SPREAD) -m laws $(ARGS)
+
+mutants: $(STAMP)  ## faults put into the core one by one: for each of them a test must fail
+	$(PY) scripts/mutants $(ARGS)
 
 product: $(STAMP)  ## greedy tokens against generate in every combination of settings: hours
 	$(PYTEST) -n auto -m slow $(ARGS)

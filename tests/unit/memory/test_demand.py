@@ -80,7 +80,8 @@ def test_the_resident_price_names_every_pool() -> None:
 
 
 def test_a_request_that_outgrew_its_expected_output_is_priced_for_one_more_token() -> None:
-    assert resident(FOUR_KINDS, 4, 1, computed_tokens=8) == resident(FOUR_KINDS, 4, 5, computed_tokens=8)
+    assert resident(FOUR_KINDS, 4, 1, computed_tokens=8) == resident(FOUR_KINDS, 4, 6, computed_tokens=8)
+    assert resident(FOUR_KINDS, 4, 1, computed_tokens=8)[0] == 3, "the ninth position begins a third page"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,41 @@
+"""Borders of the arena at which a small fault would go unseen elsewhere: each test is the one that catches it."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from halocline.errors import InvariantError
+from halocline.memory.demand import Demand
+from halocline.memory.grant import Order
+from testing.memory import World, arena
+
+
+def held(some: World, *pages: int):
+    holding = some.reserve(Demand(pages))
+    assert holding is not None
+    some.commit_all()
+    return holding
+
+
+def test_an_order_that_is_refused_in_its_second_pool_gives_its_first_one_back():
+    some = World(arena(full=3, sliding=2, slabs=6))
+    other, owner = some.reserve(Demand((1, 0))), some.reserve(Demand((2, 1)))
+    before = pickle.dumps(some.arena)
+    with pytest.raises(InvariantError, match="cannot commit 2 pages of sliding"):
+        some.arena.commit([Order(other.grant, Demand((1, 0))), Order(owner.grant, Demand((2, 2)))])
+    assert pickle.dumps(some.arena) == before
+
+
+def test_a_pool_at_its_cap_evicts_its_own_pages_although_slabs_are_free():
+    """Two of six slabs are its share, both full of cached pages: the new page takes a cached one's place."""
+    caps = (2, None)
+    some = World(arena(full=3, sliding=2, slabs=6, caps=caps), caps)
+    old = held(some, 6, 0)
+    some.cache(old, 0, list(old.handles[0]))
+    some.release(old)
+    held(some, 1, 0)
+    assert some.arena.pools[0].slabs == 2
+    assert some.evictions == 1
+    some.check()
