@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-
-import pytest
 
 from halocline.memory.demand import resident, step_price
 from halocline.memory.layout import ArenaLayout, PoolLayout, solve_layout
@@ -13,28 +10,8 @@ from halocline.memory.retention import Chunked, Full, Retention, Sliding, State
 from halocline.memory.sizing import STATIC_RATIO, concurrency, longest_request, static_caps, uniform_concurrency
 from halocline.units import parse_bytes
 from testing.chunkings import most_held
+from testing.golden import Row, table
 from testing.layouts import MODEL_LAYERS, model_layout
-
-FOLDER = Path(__file__).parent
-Row = dict[str, str]
-
-
-def rows(file: str, heading: str) -> list[Row]:
-    """Return the rows of the table under `heading` of `file`, each by its column names."""
-    section = (FOLDER / file).read_text().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    names, body = cells[0], cells[2:]
-    assert body, f"{file} has no row under {heading!r}"
-    return [dict(zip(names, row, strict=True)) for row in body]
-
-
-def table(file: str, heading: str) -> pytest.MarkDecorator:
-    """Parametrize a test over a table."""
-    found = rows(file, heading)
-    skipped = {"why", "the arithmetic"}
-    names = ["-".join(value for name, value in row.items() if name not in skipped) for row in found]
-    return pytest.mark.parametrize("row", found, ids=names)
 
 
 def retention_of(name: str) -> Retention:
