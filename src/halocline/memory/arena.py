@@ -134,7 +134,7 @@ class Arena:
             raise InvariantError([f"{grant.describe()} is released while {tuple(grant.lent)} of its pages are lent"])
         for pool in self.pools:
             if grant.pages(pool.number):
-                self._let_go(grant, pool, self.owners.indices_of(grant, pool), FREE)
+                self._let_go(grant, pool, self.owners.all_of(grant, pool), FREE)
             self.budget.promised[pool.number] -= grant.room[pool.number]
             grant.room[pool.number] = 0
         self.owners.close(grant)

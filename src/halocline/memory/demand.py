@@ -6,7 +6,7 @@ in whole pages per pool, rounded once; `halocline.memory.price` derives the term
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import add, sub
 
 from halocline.memory.layout import ArenaLayout, PoolLayout
@@ -16,13 +16,12 @@ from halocline.units import ceil_div
 
 
 class Demand(tuple[int, ...]):
-    """Pages per pool, in the order of `ArenaLayout.pools`. The one currency of checks, charges and grants."""
+    """Pages per pool, in the order of `ArenaLayout.pools`. The one currency of checks, charges and grants.
+
+    `Demand(pages)` takes any iterable of counts: `pages[p]` is that of pool p.
+    """
 
     __slots__ = ()
-
-    def __new__(cls, pages: Iterable[int] = ()) -> Demand:
-        """Make a demand of `pages[p]` pages of pool p."""
-        return super().__new__(cls, pages)
 
     def plus(self, other: Demand) -> Demand:
         """Return the sum, pool by pool."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halocline.errors import OverdrawnError
 from halocline.memory.budget import Budget
 from halocline.memory.demand import Demand
-from halocline.memory.grant import NO_HANDLES, Handles, Order
+from halocline.memory.grant import NO_HANDLES, Grant, Handles, Order
 from halocline.memory.pool import HELD, Pool
 
 
@@ -19,20 +20,24 @@ def charge(orders: Sequence[Order], names: Sequence[str]) -> list[tuple[int, ...
 
     Raises OverdrawnError, with every charge undone, if one exceeds what its grant and its lender have left.
     """
-    pools = len(names)
+    pools = range(len(names))
     for at, order in enumerate(orders):
         grant, pages = order.grant, order.pages
-        if len(pages) != pools or not grant.is_open:
+        if len(pages) != len(pools) or not grant.is_open:
             undo(orders[:at])
-            raise OverdrawnError([f"{grant.describe()} cannot commit {pages}: it is closed or not of {pools} pools"], at)
+            why = f"it is closed or not of {len(pools)} pools"
+            raise OverdrawnError([f"{grant.describe()} cannot commit {pages}: {why}"], at)
         room, taken = grant.room, grant.taken
-        for pool, count in enumerate(pages):
+        for pool in pools:
+            count = pages[pool]
             if 0 < count <= room[pool]:  # Grant.charge without a lender, in place: a step has hundreds of these
                 room[pool] -= count
                 taken[pool] += count
             elif count and (count < 0 or not grant.charge(pool, count, order.step)):
                 raise _overdrawn(orders, at, pool, names[pool])
-    return list(zip(*[order.pages for order in orders], strict=True)) or [()] * pools
+    if len(orders) == 1:
+        return [(count,) for count in orders[0].pages]
+    return list(zip(*[order.pages for order in orders], strict=True)) or [() for _ in pools]
 
 
 def _overdrawn(orders: Sequence[Order], at: int, pool: int, name: str) -> OverdrawnError:
@@ -68,38 +73,41 @@ def hand_out(
     orders: Sequence[Order], pools: Sequence[Pool], pages: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[Handles, ...], ...]:
     """Take the places of all `pages` (per pool and order), which are at hand; return the handles per order and pool."""
-    deal = _deal_to_one if len(orders) == 1 else _deal
-    columns = [deal(orders, pool, counts) for pool, counts in zip(pools, pages, strict=True)]
-    handles = tuple(zip(*columns, strict=True))
+    if len(orders) == 1:
+        grant = orders[0].grant
+        receipt = tuple([_deal_to_one(grant, pool, count) for pool, (count,) in zip(pools, pages, strict=True)])
+        grant.receipts.append(receipt)
+        return (receipt,)
+    owners = np.array([order.grant.id for order in orders], np.int64)
+    handles = tuple(zip(*map(_deal, repeat(owners), pools, pages), strict=True))
     for order, receipt in zip(orders, handles, strict=True):
         order.grant.receipts.append(receipt)
     return handles
 
 
-def _deal_to_one(orders: Sequence[Order], pool: Pool, counts: tuple[int, ...]) -> tuple[Handles, ...]:
-    count, owner = counts[0], orders[0].grant.id
+def _deal_to_one(grant: Grant, pool: Pool, count: int) -> Handles:
+    if count == 1:  # in scalars: an array costs more to make than all the rest
+        at = pool.index_at.item(pool.take_one())
+        pool.state[at] = HELD
+        pool.owner[at] = grant.id
+        return pool.handle_of[at : at + 1].copy()
     if count == 0:
-        return (NO_HANDLES,)
-    if count > 1:
-        index = pool.index_at[pool.take(count)]
-        pool.state[index] = HELD
-        pool.owner[index] = owner
-        return (pool.handle_of[index],)
-    at = pool.index_at.item(pool.take_one())  # in scalars: an array costs more to make than all the rest
-    pool.state[at] = HELD
-    pool.owner[at] = owner
-    return (pool.handle_of[at : at + 1].copy(),)
+        return NO_HANDLES
+    index = pool.index_at[pool.take(count)]
+    pool.state[index] = HELD
+    pool.owner[index] = grant.id
+    return pool.handle_of[index]
 
 
-def _deal(orders: Sequence[Order], pool: Pool, counts: tuple[int, ...]) -> Sequence[Handles]:
+def _deal(owners: NDArray[np.int64], pool: Pool, counts: tuple[int, ...]) -> Sequence[Handles]:
+    # `counts` pages to each of `owners`, ids of grants.
     total = sum(counts)
     if total == 0:
-        return (NO_HANDLES,) * len(orders)
+        return (NO_HANDLES,) * len(counts)
     index = pool.index_at[pool.take(total)]
     handles = pool.handle_of[index]
-    owners = [order.grant.id for order in orders]
     pool.state[index] = HELD
-    if min(counts) == max(counts) == 1:
+    if total == len(counts) and all(counts):  # one page each, as in decode
         pool.owner[index] = owners
         return list(handles.reshape(-1, 1))
     pool.owner[index] = np.repeat(owners, counts)

@@ -14,6 +14,7 @@ New pages go to the fullest slab with a hole (`halocline.memory.shelves`), so th
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import sub
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ SCALAR_PAGES = 8
 """Up to so many pages are sorted into slabs one by one: a call of NumPy costs as much as five of them."""
 
 Pages = NDArray[np.int64]
+Places = NDArray[np.int32]
 
 
 class SlabStock:
@@ -123,31 +125,29 @@ class Pool:
         if count == 1:
             return np.array((self.take_one(),), np.int64)
         slabs, free = self._shelves.pull_fullest(count)
-        pages = self.pages_of(slabs)
-        pages = pages[self.live[pages] == 0]
         if free < count:
             opened = self._open(ceil_div(count - free, self.per_slab))
             free += len(opened) * self.per_slab
             slabs += opened
-            pages = np.concatenate((pages, self.pages_of(opened)))
-        pages = pages[:count]
+        places = self.pages_of(slabs)
+        pages: Pages = places[self.live[places] == 0][:count]
         self.live[pages] = 1
         self.live_pages += count
         last = slabs.pop()
-        self._shelves.put_full(slabs)
+        self._shelves.fill_up(slabs)
         self._shelves.put(last, self.per_slab - (free - count))
         return pages
 
     def take_one(self) -> int:
         """Make one free page live and return it: the same as `take`, in scalars."""
-        slab = self._shelves.pull_one()
+        slab = self._shelves.fill_one()
         if slab is None:
             (slab,) = self._open(1)
-        first = slab * self.per_slab
-        page = first + self.live[first : first + self.per_slab].tobytes().index(0)
+            self._shelves.put(slab, 1)
+        page = slab * self.per_slab
+        page += self.live[page : page + self.per_slab].tobytes().index(0)
         self.live[page] = 1
         self.live_pages += 1
-        self._shelves.put(slab, self.fill[slab] + 1)
         return page
 
     def occupy(self, pages: Pages) -> None:
@@ -160,16 +160,18 @@ class Pool:
             self._shelves.pull(slab)
             self._shelves.put(slab, self.fill[slab] + count)
 
-    def drop(self, pages: Pages) -> None:
+    def drop(self, pages: Pages | Places) -> None:
         """Make distinct live `pages` free; a slab without live pages leaves the pool."""
         self.live_pages -= len(pages)
         self.live[pages] = 0
         slabs = pages // self.per_slab
-        if len(pages) <= SCALAR_PAGES:
-            emptied = self._shelves.lower(slabs.tolist(), [1] * len(pages))
+        if len(pages) > SCALAR_PAGES:
+            slabs.sort()
+            ends = np.flatnonzero(slabs[1:] != slabs[:-1]) + 1
+            firsts = [0, *ends.tolist(), len(pages)]
+            emptied = self._shelves.lower(slabs[firsts[:-1]].tolist(), list(map(sub, firsts[1:], firsts)))
         else:
-            slabs, counts = np.unique(slabs, return_counts=True)
-            emptied = self._shelves.lower(slabs.tolist(), counts.tolist())
+            emptied = self._shelves.lower(slabs.tolist(), [1] * len(pages))
         if emptied:
             self._close(emptied)
 
@@ -186,9 +188,9 @@ class Pool:
         self.handle_of[index] += GENERATION
         self.live_pages -= 1
         self.live[page] = 0
-        emptied = self._shelves.lower([page // self.per_slab], [1])
-        if emptied:
-            self._close(emptied)
+        slab = page // self.per_slab
+        if self._shelves.lower_one(slab):
+            self._close([slab])
 
     def expire(self, index: Pages) -> None:
         """Make the handles of distinct `index` stale; their places stay live for the caller to give up."""
@@ -198,18 +200,18 @@ class Pool:
     def retire(self, index: Pages) -> None:
         """Free the pages of distinct `index`: their handles become stale."""
         self.expire(index)
-        self.drop(self.place[index].astype(np.int64))
+        self.drop(self.place[index])
 
     def owned_slabs(self) -> list[int]:
         """Return the pool's slabs, emptiest first."""
         return list(self._shelves.emptiest())
 
     def shelves(self) -> list[list[int]]:
-        """Return the slabs that stand on each shelf, that is with 0, 1, 2 ... live pages, as the books have it."""
+        """Return the slabs with 0, 1, 2 ... live pages, as the books have it; none of those with 0."""
         return self._shelves.by_level()
 
     def stocked_shelves(self) -> list[int]:
-        """Return the shelves that may have slabs, as the books have it."""
+        """Return the shelves of slabs with holes that may have some, as the books have it."""
         return self._shelves.stocked()
 
     def emptiest(self, kept: Iterable[int]) -> Iterable[int]:

@@ -1,12 +1,13 @@
 """The slabs of one pool by how full they are: where new pages go, and which slabs are the cheapest to give away.
 
-    shelf 0   no slab stands here: one without live pages leaves the pool
-    shelf 1   |s7|                   one live page
+    shelf 1       |s7|               one live page
     ...
-    shelf k   |s2|s3|s9|             full
+    shelf k - 1   |s2|s3|s9|         one hole
 
-New pages go to the fullest slab that has a hole, so that others empty. A slab stands on the shelf of its live pages, or
-on none while somebody is changing them. Of slabs that are equally full the last one to come is the first to go.
+New pages go to the fullest slab that has a hole, so that others empty. A slab with holes stands on the shelf of its
+live pages, or on none while somebody is changing them. Of slabs that are equally full the last one to come is the first
+to go. Full ones, by far the most, stand nowhere: nobody looks for them, and to find one in a table of them costs a miss
+of the processor's cache.
 """
 
 from __future__ import annotations
@@ -19,38 +20,47 @@ from halocline.units import ceil_div
 class Shelves:
     """Live pages per slab, and the slabs in the order of that number."""
 
-    __slots__ = ("_per_slab", "_shelves", "_stocked", "fill")
+    __slots__ = ("_per_slab", "_shelves", "_stocked", "_with_holes", "fill")
 
     def __init__(self, slabs: int, per_slab: int) -> None:
         self._per_slab = per_slab
         self.fill = [0] * slabs
         """By slab: its live pages. Also right for slabs that stand nowhere: what they had when they were pulled."""
-        self._shelves: list[dict[int, None]] = [{} for _ in range(per_slab + 1)]
+        self._shelves: list[dict[int, None]] = [{} for _ in range(per_slab)]
         self._stocked = 0  # bit c: shelf c may have slabs; a bit that is out of date is cleared by whoever meets it
+        self._with_holes = (1 << per_slab) - 1
 
     def put(self, slab: int, live: int) -> None:
-        """Stand a slab that stands nowhere on the shelf of `live` pages; with none it stands nowhere."""
+        """Stand a slab that stands nowhere on the shelf of `live` pages."""
         self.fill[slab] = live
-        if live:
+        if 0 < live < self._per_slab:
             self._shelves[live][slab] = None
             self._stocked |= 1 << live
 
-    def put_full(self, slabs: list[int]) -> None:
-        """Stand slabs that stand nowhere on the last shelf."""
-        full, fill = self._per_slab, self.fill
+    def fill_up(self, slabs: list[int]) -> None:
+        """Note that slabs that stand nowhere are full."""
+        fill, full = self.fill, self._per_slab
         for slab in slabs:
             fill[slab] = full
-        self._shelves[full].update(dict.fromkeys(slabs))
-        self._stocked |= 1 << full
 
     def pull(self, slab: int) -> None:
         """Take `slab` off its shelf."""
-        del self._shelves[self.fill[slab]][slab]
+        if self.fill[slab] < self._per_slab:
+            del self._shelves[self.fill[slab]][slab]
 
-    def pull_one(self) -> int | None:
-        """Take the fullest slab with a hole off its shelf; None if there is none."""
-        slabs, _ = self.pull_fullest(1)
-        return slabs[0] if slabs else None
+    def fill_one(self) -> int | None:
+        """Count one more live page in the fullest slab with a hole, and return the slab; None if there is none."""
+        levels = self._stocked & self._with_holes
+        while levels:
+            live = levels.bit_length() - 1
+            shelf = self._shelves[live]
+            if shelf:
+                slab, _ = shelf.popitem()
+                self.put(slab, live + 1)
+                return slab
+            levels ^= 1 << live
+            self._stocked ^= 1 << live
+        return None
 
     def pull_fullest(self, holes: int) -> tuple[list[int], int]:
         """Take the fullest slabs with holes off their shelves, until they have `holes`; return them and their holes.
@@ -59,7 +69,7 @@ class Shelves:
         """
         chosen: list[int] = []
         found = 0
-        levels = self._stocked & ((1 << self._per_slab) - 1)
+        levels = self._stocked & self._with_holes
         while levels and found < holes:
             live = levels.bit_length() - 1
             levels ^= 1 << live
@@ -75,15 +85,24 @@ class Shelves:
             chosen += slabs
         return chosen, found
 
+    def lower_one(self, slab: int) -> bool:
+        """Take one live page from `slab`; True if it has none left, and so stands nowhere."""
+        live = self.fill[slab]
+        assert live, f"slab {slab} loses 1 of 0 pages"
+        self.pull(slab)
+        self.put(slab, live - 1)
+        return live == 1
+
     def lower(self, slabs: list[int], counts: list[int]) -> list[int]:
         """Take `counts[i]` live pages from `slabs[i]`; return those that have none left, which stand nowhere."""
         emptied: list[int] = []
-        fill, shelves, stocked = self.fill, self._shelves, self._stocked
+        fill, shelves, stocked, full = self.fill, self._shelves, self._stocked, self._per_slab
         for slab, count in zip(slabs, counts, strict=True):
             live = fill[slab]
             left = live - count
             assert left >= 0, f"slab {slab} loses {count} of {live} pages"
-            del shelves[live][slab]
+            if live < full:
+                del shelves[live][slab]
             fill[slab] = left
             if left:
                 shelves[left][slab] = None
@@ -97,12 +116,16 @@ class Shelves:
 
     def emptiest(self) -> Iterable[int]:
         """Yield the slabs, emptiest first. They must not change meanwhile."""
-        return (slab for shelf in self._shelves for slab in shelf)
+        yield from (slab for shelf in self._shelves for slab in shelf)
+        yield from self._full()
 
     def by_level(self) -> list[list[int]]:
-        """Return the slabs that stand on each shelf, that is with 0, 1, 2 ... live pages, as the books have it."""
-        return [list(shelf) for shelf in self._shelves]
+        """Return the slabs with 0, 1, 2 ... live pages, as the books have it; none of those with 0."""
+        return [*map(list, self._shelves), list(self._full())]
 
     def stocked(self) -> list[int]:
-        """Return the shelves that may have slabs, as the books have it."""
-        return [live for live in range(self._stocked.bit_length()) if self._stocked >> live & 1]
+        """Return the shelves of slabs with holes that may have some, as the books have it."""
+        return [live for live in range(self._per_slab) if self._stocked >> live & 1]
+
+    def _full(self) -> Iterable[int]:
+        return (slab for slab, live in enumerate(self.fill) if live == self._per_slab)
