@@ -9,7 +9,7 @@ import pytest
 from halocline.errors import InvariantError
 from halocline.memory.demand import Demand
 from halocline.memory.grant import Order
-from testing.memory import World, arena
+from testing.memory import World, arena, as_handles
 
 
 def held(some: World, *pages: int):
@@ -39,3 +39,31 @@ def test_a_pool_at_its_cap_evicts_its_own_pages_although_slabs_are_free():
     assert some.arena.pools[0].slabs == 2
     assert some.evictions == 1
     some.check()
+
+
+def locked(some: World) -> list[list[int]]:
+    """Lock one cached page of the first pool."""
+    owner = held(some, 2, 1)
+    pages = [owner.handles[0][:1], []]
+    some.cache(owner, 0, pages[0])
+    assert some.lock(pages, Demand((0, 0))) is not None
+    return pages
+
+
+def test_a_lock_is_released_once():
+    some = World(arena(full=3, sliding=2, slabs=6))
+    pages = locked(some)
+    some.unlock(pages)
+    before = pickle.dumps(some.arena)
+    with pytest.raises(InvariantError, match=r"cannot unlock .* cached by the tree"):
+        some.arena.unlock([as_handles(of_pool) for of_pool in pages])
+    assert pickle.dumps(some.arena) == before
+
+
+def test_a_locked_page_is_not_evicted():
+    some = World(arena(full=3, sliding=2, slabs=6))
+    pages = locked(some)
+    before = pickle.dumps(some.arena)
+    with pytest.raises(InvariantError, match=r"cannot evict .* locked in the tree"):
+        some.arena.evict(0, as_handles(pages[0]))
+    assert pickle.dumps(some.arena) == before
