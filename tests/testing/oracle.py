@@ -207,6 +207,7 @@ class _View:
         assert self.positions.tolist() == list(range(self.start, self.end)), f"{self.segment}: rows {self.positions}"
         self.pages = [t.pages[t.page_starts[index] : t.page_starts[index + 1]].astype(np.int64) for t in plan.tables]
         self.first_page = [int(table.first_page[index]) for table in plan.tables]
+        self.write_from = [int(table.write_from[index]) for table in plan.tables]
 
     def claim(self) -> None:
         """Every page that this step writes belongs to its pool from now on."""
@@ -214,7 +215,9 @@ class _View:
             if isinstance(pool.pool.retention, State):
                 self.backend.claim(number, self.pages[number])
             else:
-                self.backend.claim(number, np.unique(self._place(number, self.positions)[0]))
+                written = self.positions[self.positions >= self.write_from[number]]
+                if len(written):
+                    self.backend.claim(number, np.unique(self._place(number, written)[0]))
 
     def write_raw(self) -> None:
         """Write the token of every new position."""
@@ -223,7 +226,7 @@ class _View:
         self.new_raw = raw
         for number, pool in enumerate(self.backend.pools):
             if not isinstance(pool.pool.retention, State):
-                pool.raw[self._place(number, self.positions)] = raw
+                self._write(number, pool.raw, raw)
 
     def write_deep(self) -> None:
         """Read what each new position sees, and write the hash of it."""
@@ -239,7 +242,14 @@ class _View:
             if isinstance(pool.pool.retention, State):
                 self._fold(number, pool.deep, own)
             else:
-                pool.deep[self._place(number, self.positions)] = own
+                self._write(number, pool.deep, own)
+
+    def _write(self, number: int, words: Words, fresh: Words) -> None:
+        """Write what is the segment's to write; what others computed before it must be the same."""
+        writes = self.positions >= self.write_from[number]
+        words[self._place(number, self.positions[writes])] = fresh[writes]
+        read = words[self._place(number, self.positions[~writes])]
+        assert np.array_equal(read, fresh[~writes]), f"{self.segment.request_id}: a shared page has other contents"
 
     def answer(self) -> int:
         """Return the hash from which the next token comes."""
@@ -271,6 +281,8 @@ class _View:
 
     def _place(self, number: int, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         page_tokens = self.backend.layout.pools[number].page_tokens
+        if len(positions) == 0:
+            return positions, positions
         index = positions // page_tokens - self.first_page[number]
         assert index.min() >= 0, f"{self.segment.request_id}: position {positions[0]} has left its table"
         assert index.max() < len(self.pages[number]), f"{self.segment.request_id}: no page for {positions[-1]}"

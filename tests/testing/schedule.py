@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import lcm
 
+from halocline.cache.keys import Namespace
 from halocline.errors import ConfigError
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
 from halocline.memory.layout import ArenaLayout, PoolLayout
 from halocline.memory.retention import Chunked, Full, Retention, Sliding, State, describe
 from halocline.params import SamplingParams
-from halocline.schedule.events import Abort, Accepted, Arrive, Event, Failed, NewToken, Rejected, Update
+from halocline.schedule.events import Abort, Accepted, Admitted, Arrive, Event, Failed, NewToken, Rejected, Update
 from halocline.schedule.scheduler import Rules, Scheduler
 from halocline.step import StepPlan, StepResult
 from testing.oracle import FakeBackend, reference
@@ -44,7 +45,7 @@ def tiny_layout(pools: Sequence[PoolSpec], slabs: int) -> ArenaLayout:
 
 def rules(**changes: object) -> Rules:
     """Return rules that hold nobody back: 8 slots, 64 step tokens, 512 tokens of model length."""
-    base = Rules(step_tokens=64, max_running_requests=8, max_model_len=512, vocab_size=VOCAB)
+    base = Rules(step_tokens=64, max_running_requests=8, max_model_len=512, vocab_size=VOCAB, prefix_cache=False)
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -81,17 +82,20 @@ class World:
         self.outputs: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}
         self.failed: dict[str, str] = {}
+        self.cached_tokens: dict[str, int] = {}
         self.rejected: dict[str, Rejected] = {}
         self.steps = 0
         self._digest = b""
 
     # --- events
 
-    def arrive(self, name: str, tokens: Sequence[int] | int, params: SamplingParams | int, priority: int = 0) -> Update:
+    def arrive(
+        self, name: str, tokens: Sequence[int] | int, params: SamplingParams | int, priority: int = 0, salt: str = ""
+    ) -> Update:
         """Send a request; a number stands for a prompt of that length, or for that many greedy tokens."""
         text = prompt(tokens, len(self.arrivals)) if isinstance(tokens, int) else tuple(tokens)
         wanted = greedy(params) if isinstance(params, int) else params
-        event = Arrive(name, text, wanted, 0, priority)
+        event = Arrive(name, text, wanted, 0, priority, Namespace(salt=salt))
         if name not in self.arrivals:
             self.arrivals[name] = event
         updates = self.tell(event)
@@ -185,10 +189,10 @@ class World:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the arena holds nothing and has promised nothing but the floor."""
+        """Whether the arena holds nothing but what it caches, and has promised nothing but the floor."""
         figures = self.arena.figures()
         promised = sum(self.arena.budget.promised)
-        return figures.used_bytes == 0 and promised == sum(self.floor)
+        return figures.used_bytes == figures.cached_bytes and promised == sum(self.floor)
 
     @property
     def floor(self) -> Demand:
@@ -237,6 +241,9 @@ class World:
                     self.outputs[name] = []
                 case Rejected():
                     self.rejected[name] = update
+                case Admitted():
+                    assert name not in self.cached_tokens, f"{name} is told twice that it was admitted"
+                    self.cached_tokens[name] = update.cached_tokens
                 case Failed():
                     assert name not in self.ends, f"{name} failed after its end"
                     self.failed[name] = update.message

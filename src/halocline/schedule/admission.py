@@ -16,6 +16,7 @@ from halocline.memory.demand import Demand, resident
 from halocline.schedule.events import Arrive, Rejected
 from halocline.schedule.request import Request
 from halocline.schedule.rules import Rules
+from halocline.schedule.sharing import Entrance, Sharing
 
 OBSERVED_REQUESTS = 1024
 """How many finished requests of a class are remembered."""
@@ -73,19 +74,26 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """How a request would enter now: where computing starts, and the grant it asks for."""
+    """How a request would enter now: where computing starts, and what it asks for from there on."""
 
-    start: int
+    entrance: Entrance
     demand: Demand
+    """The whole price: what cached pages cover of it is known when they are locked."""
+
+    @property
+    def start(self) -> int:
+        """The first position to compute."""
+        return self.entrance.start
 
 
 class Gate:
     """Checks arrivals and prices candidates, always with the arena's own predicate."""
 
-    def __init__(self, arena: Arena, rules: Rules, floor: Demand) -> None:
+    def __init__(self, arena: Arena, rules: Rules, floor: Demand, sharing: Sharing) -> None:
         self._arena = arena
         self._rules = rules
         self._floor = floor
+        self._sharing = sharing
         quantile = 1.0 if rules.admission[0] == "guaranteed" else rules.admission[1]
         self.lengths = OutputLengths(quantile)
 
@@ -127,17 +135,22 @@ class Gate:
         return self._arithmetic(resident(self._arena.layout, 1, 1))
 
     def candidate(self, request: Request) -> Candidate:
-        """Price `request` for admission now.
+        """Price `request` for admission now, from the longest cached boundary on that it could live with.
 
-        This is the one place where a cached boundary will enter: computing would start there, and the demand would be
-        less by the locked pages. Without a cache every request starts at position 0.
+        Hot may cost more than cold: a boundary whose whole life, whatever part of it is granted now, does not fit an
+        empty arena beside the floor would never be admitted, so the next shorter one is asked, down to 0.
         """
-        start = 0
         prompt_tokens = len(request.history)
         left = request.end - prompt_tokens
+
+        def fits_alone(start: int, beside: Demand) -> bool:
+            demand = resident(self._arena.layout, prompt_tokens, left, start)
+            return self._arena.fits_empty(demand.plus(beside).plus(self._floor))
+
+        entrance = self._sharing.entrance(request, fits_alone)
         whole = self._rules.is_guaranteed or request.params.ignore_eos or request.retractions > 0
         expected = left if whole else min(left, self.lengths.estimate(request.max_tokens))
-        return Candidate(start, resident(self._arena.layout, prompt_tokens, expected, start))
+        return Candidate(entrance, resident(self._arena.layout, prompt_tokens, expected, entrance.start))
 
     def _fits_empty(self, prompt_tokens: int, max_tokens: int) -> bool:
         return self._arena.fits_empty(resident(self._arena.layout, prompt_tokens, max_tokens).plus(self._floor))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from halocline.errors import InvariantError
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation, differ
-from halocline.memory.demand import Demand, floor_demand
-from halocline.memory.grant import Grant, Handles
+from halocline.memory.demand import floor_demand
+from halocline.memory.grant import NO_HANDLES, Grant, Handles
 from halocline.memory.layout import PoolLayout
+from halocline.memory.retention import Full
 from halocline.memory.retention import State as StateRetention
 from halocline.schedule.chunk import STEP_OWNER
 from halocline.schedule.holding import Holding
@@ -108,21 +111,36 @@ def _pages(arena: Arena, request: Request, holding: Holding, busy: bool) -> Iter
         return
     for number, pool in enumerate(arena.layout.pools):
         count, name = len(holding.handles[number]), f"request {request.id} in {pool.name}"
-        if count != grant.pages(number):
-            sign = "missing" if count < grant.pages(number) else "counted twice"
-            yield Violation("L1", f"{name}: {abs(count - grant.pages(number))} pages {sign}: {count} handles")
+        shared = _shared(holding, pool, number)
+        if not np.array_equal(holding.handles[number][: len(shared)], shared):
+            yield Violation("L1", f"{name}: its table begins with other pages than the {len(shared)} that it locks")
+        own = count - len(shared)
+        if own != grant.pages(number):
+            sign = "missing" if own < grant.pages(number) else "counted twice"
+            yield Violation("L1", f"{name}: {abs(own - grant.pages(number))} pages {sign}: {own} handles")
         first = holding.first_page[number]
         want_first, want_end = _window(pool, request.computed)
         if first > want_first or first + count < want_end:
             yield Violation(
                 "L7", f"{name} lacks pages: holds {first} to {first + count}, sees {want_first} to {want_end}"
             )
+        want_end = max(want_end, first + len(shared))  # full pages may be locked further than it has computed
         if not busy and count > max(0, want_end - want_first):
             yield Violation("L9", f"{name} holds {count} pages between steps, its windows are {want_end - want_first}")
-    if not busy and not grant.demand.covers(Demand(map(len, holding.handles))):
-        yield Violation("L9", f"request {request.id} holds {holding.pages} between steps, granted {grant.demand}")
+    if not busy and not grant.demand.covers(grant.held):
+        yield Violation("L9", f"request {request.id} holds {grant.held} between steps, granted {grant.demand}")
     if not busy and any(grant.borrowed):
         yield Violation("L9", f"request {request.id} owes {grant.borrowed} pages between steps")
+
+
+def _shared(holding: Holding, pool: PoolLayout, number: int) -> Handles:
+    """Return the pages of the prefix cache with which a table must begin, from the lock and the path alone."""
+    lock = holding.lock
+    if lock is None or isinstance(pool.retention, StateRetention):
+        return NO_HANDLES
+    if isinstance(pool.retention, Full):
+        return np.concatenate([NO_HANDLES, *(node.pages[number] for node in lock.node.path())])
+    return lock.pages[number]
 
 
 def _borders(arena: Arena, request: Request, holding: Holding) -> Iterator[Violation]:
@@ -146,22 +164,23 @@ def _window(pool: PoolLayout, computed: int) -> tuple[int, int]:
 
 
 def _shared_pages(arena: Arena, roster: Roster, places_known: bool) -> Iterator[Violation]:
-    """No two requests hold one page, and the remembered places are the pages' places."""
+    """No two requests hold one page of their own, and the remembered places are the pages' places."""
     for number, pool in enumerate(arena.layout.pools):
         owner: dict[int, str] = {}
         for request in roster.live.values():
-            handles: Handles | None = request.holding.handles[number] if request.holding is not None else None
-            if handles is None or not len(handles):
+            holding = request.holding
+            handles = NO_HANDLES if holding is None else holding.handles[number]
+            if not len(handles):
                 continue
             try:
                 pages = arena.physical(number, handles).tolist()
             except InvariantError as stale:
                 yield Violation("L1", f"request {request.id} in {pool.name}: {stale}")
                 continue
-            holding = request.holding
             if places_known and holding is not None and holding.places[number].tolist() != pages:
                 yield Violation("L1", f"request {request.id} in {pool.name}: its pages moved to {pages} unnoticed")
-            for page in pages:
+            shared = 0 if holding is None else len(_shared(holding, pool, number))
+            for page in pages[shared:]:
                 other = owner.setdefault(page, request.id)
                 if other != request.id:
                     yield Violation("L1", f"page {page} of {pool.name} is held by {other} and by {request.id}")

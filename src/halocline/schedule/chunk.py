@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, fit_chunk, step_extra, zero
 from halocline.memory.grant import Grant, Order, Refusal
-from halocline.schedule.holding import Holding
 from halocline.schedule.request import Request
 
 FLOOR_OWNER, STEP_OWNER = "floor", "step"
@@ -55,23 +54,22 @@ class StepRoom:
         """The step grant so far: what this step's chunks borrow from what nobody was granted."""
         return self._grant.demand if self._grant is not None else self._nothing
 
-    def fit(self, start: int, target: int, resident: Demand, unreserved: Demand | None = None) -> int:
+    def fit(self, start: int, target: int, resident: Demand) -> int:
         """Return the most tokens that a chunk at `start` of a prefill up to `target` may have now, 0 if none.
 
-        `resident` is what its request is granted, or will be; `unreserved` the part that is not reserved yet.
+        `resident` is what its request is granted, with the cached pages that stand in for a part of its price.
         """
         if self.tokens_left == 0:
             return 0
-        beside = self._nothing if unreserved is None else unreserved
 
         def fits(extra: Demand) -> bool:
-            return self._arena.fits(beside.plus(self._beyond_floor(extra)))
+            return self._arena.fits(self._beyond_floor(extra))
 
         return fit_chunk(self._arena.layout, start, target, self.tokens_left, resident, fits)
 
-    def take(self, request: Request, holding: Holding, start: int, tokens: int) -> Refusal | None:
-        """Enter a chunk of `tokens` at `start`, or say what the budget refused. `holding` may not be admitted yet."""
-        extra = self._beyond_floor(step_extra(self._arena.layout, start, tokens, holding.grant.demand))
+    def take(self, request: Request, start: int, tokens: int, resident: Demand) -> Refusal | None:
+        """Enter a chunk of `tokens` at `start`, or say what the budget refused; `resident` as for `fit`."""
+        extra = self._beyond_floor(step_extra(self._arena.layout, start, tokens, resident))
         refusal = self._raise(extra)
         if refusal is None:
             self.chunks.append(Chunk(request, start, tokens, self._floor_is_free))

@@ -9,26 +9,27 @@ until their prompts end. Whoever is refused gets a reason with numbers.
 from __future__ import annotations
 
 from halocline.memory.arena import Arena
-from halocline.memory.demand import Demand
 from halocline.memory.grant import Refusal
 from halocline.schedule.admission import Gate
 from halocline.schedule.chunk import StepRoom
 from halocline.schedule.events import Reason
 from halocline.schedule.growth import Growth
-from halocline.schedule.holding import Keeper
 from halocline.schedule.request import Request
 from halocline.schedule.roster import Roster
 from halocline.schedule.rules import Rules
+from halocline.schedule.sharing import Sharing
 
 
 class Filler:
     """Chunks and admissions of one step."""
 
-    def __init__(self, arena: Arena, rules: Rules, gate: Gate, keeper: Keeper, roster: Roster, growth: Growth) -> None:
+    def __init__(
+        self, arena: Arena, rules: Rules, gate: Gate, sharing: Sharing, roster: Roster, growth: Growth
+    ) -> None:
         self._arena = arena
         self._rules = rules
         self._gate = gate
-        self._keeper = keeper
+        self._sharing = sharing
         self._roster = roster
         self._growth = growth
 
@@ -53,8 +54,9 @@ class Filler:
                 continue  # it came back a moment ago
             holding = request.holding
             assert holding is not None, f"{request.id} prefills without a grant"
-            tokens = room.fit(request.computed, request.resumed_at, holding.grant.demand)
-            refusal = room.take(request, holding, request.computed, tokens) if tokens else None
+            resident = holding.grant.demand.plus(self._sharing.covered(holding))
+            tokens = room.fit(request.computed, request.resumed_at, resident)
+            refusal = room.take(request, request.computed, tokens, resident) if tokens else None
             if tokens == 0 or refusal is not None:
                 room.pass_floor_by()
                 all_served = False
@@ -78,25 +80,22 @@ class Filler:
         if blocked is not None:
             return blocked
         candidate = self._gate.candidate(request)
-        tokens = room.fit(candidate.start, len(request.history), candidate.demand, candidate.demand)
-        if tokens == 0:
-            return self._why_not(request, candidate.demand, room)
-        holding = self._keeper.open(request.id, candidate.demand)
+        holding = self._sharing.open(request, candidate.entrance, candidate.demand)
         if isinstance(holding, Refusal):
+            # What this step's chunks borrow is back when the step is over.
+            if self._arena.fits(holding.extra.minus(room.held_by_chunks)):
+                return self._step_room(room, holding)
             return self._refused(request, holding)
-        refusal = room.take(request, holding, candidate.start, tokens)
-        if refusal is not None:
-            self._keeper.close(holding)
+        resident = holding.grant.demand.plus(self._sharing.covered(holding))
+        tokens = room.fit(candidate.start, len(request.history), resident)
+        refusal = room.take(request, candidate.start, tokens, resident) if tokens else None
+        if tokens == 0 or refusal is not None:
+            self._sharing.leave(request, holding, keep=False)
             return self._step_room(room, refusal)
+        self._sharing.entered(request, candidate.entrance)
         self._roster.admit(request, holding, candidate.start)
         self._growth.grant(request)
         return None
-
-    def _why_not(self, request: Request, demand: Demand, room: StepRoom) -> Reason:
-        refusal = self._arena.shortfall(demand)
-        if refusal is None or self._arena.fits(demand.minus(room.held_by_chunks)):
-            return self._step_room(room, refusal)
-        return self._refused(request, refusal)
 
     def _refused(self, request: Request, refusal: Refusal) -> Reason:
         if request.retractions and request is self._roster.most_senior():

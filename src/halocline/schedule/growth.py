@@ -23,13 +23,15 @@ from halocline.schedule.holding import Holding, Keeper
 from halocline.schedule.request import Request
 from halocline.schedule.retract import Victims
 from halocline.schedule.roster import Roster
+from halocline.schedule.sharing import Sharing
 
 
 class Growth:
     """Grants the next token's pages to all decodes, in order of seniority."""
 
-    def __init__(self, arena: Arena, keeper: Keeper, roster: Roster) -> None:
+    def __init__(self, arena: Arena, keeper: Keeper, roster: Roster, sharing: Sharing) -> None:
         self._arena = arena
+        self._sharing = sharing
         self._keeper = keeper
         self._roster = roster
         self._refused: Request | None = None
@@ -70,7 +72,8 @@ class Growth:
             if holding is None:
                 continue  # retracted for a senior a moment ago
             wanted = self._keeper.wanted_by_decode(holding, request.computed)
-            if all(map(le, wanted, holding.grant.room)) or self._extend(request, holding, reasons):
+            room = Demand(holding.grant.room).minus(self._sharing.reserved(holding))
+            if all(map(le, wanted, room)) or self._extend(request, holding, reasons):
                 served.append((request, wanted))
         return served
 
@@ -83,9 +86,8 @@ class Growth:
         # One more token, and what it already has: grants of outgrown requests rise page by page.
         next_token = len(request.history) + 1 - request.resumed_at
         price = resident(self._arena.layout, request.resumed_at, next_token, request.computed)
-        demand = Demand(map(max, price, holding.grant.demand))
-        answer = self._arena.extend(holding.grant, demand)
-        refusal = self._make_room(request, holding, demand, answer) if isinstance(answer, Refusal) else None
+        answer = self._arena.extend(holding.grant, self._raised(holding, price))
+        refusal = self._make_room(request, holding, price, answer) if isinstance(answer, Refusal) else None
         if refusal is not None:
             reasons[request.id] = Reason("memory", refusal.message)
             self._give_way(request, refusal)
@@ -94,15 +96,20 @@ class Growth:
         self.grant(request)
         return True
 
-    def _make_room(self, request: Request, holding: Holding, demand: Demand, refusal: Refusal) -> Refusal | None:
-        """Retract juniors so that `demand` fits, and take it; return the refusal that is left, None when granted."""
-        extra = demand.minus(holding.grant.demand)
-        victims = Victims(self._arena, extra, self._roster.juniors_of(request)).choose()
+    def _raised(self, holding: Holding, price: Demand) -> Demand:
+        return Demand(map(max, price.minus(self._sharing.covered(holding)), holding.grant.demand))
+
+    def _make_room(self, request: Request, holding: Holding, price: Demand, refusal: Refusal) -> Refusal | None:
+        """Retract juniors so that `price` fits, and take it; return the refusal that is left, None when granted."""
+        extra = self._raised(holding, price).minus(holding.grant.demand)
+        juniors = self._roster.juniors_of(request)
+        victims = Victims(self._arena, extra, juniors, self._sharing.given_back).choose()
         if victims is None:
             return refusal
         for victim in victims:
             self._roster.retract(victim)
-        answer = self._arena.extend(holding.grant, demand)
+        # Priced again: pages that a victim shared with the asker may be charged to the asker now.
+        answer = self._arena.extend(holding.grant, self._raised(holding, price))
         return answer if isinstance(answer, Refusal) else None
 
     def _give_way(self, request: Request, refusal: Refusal) -> None:

@@ -17,6 +17,7 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
+from halocline.cache.lock import Lock
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident, span
 from halocline.memory.grant import Grant, Handles, Refusal
@@ -30,11 +31,14 @@ _NOWHERE: Places = np.empty(0, dtype=np.int32)
 class Holding:
     """The pages of one request. Written by `Keeper` only."""
 
-    __slots__ = ("first_page", "grant", "handles", "page_until", "places", "slide_at")
+    __slots__ = ("first_page", "grant", "handles", "lock", "page_until", "places", "slide_at")
 
-    def __init__(self, grant: Grant, pools: int) -> None:
+    def __init__(self, grant: Grant, pools: int, lock: Lock | None = None) -> None:
         """Hold nothing yet."""
         self.grant = grant
+        self.lock = lock
+        """What it has locked in the prefix cache; None without one. The first pages of its table are the tree's then,
+        and of no grant: see `halocline.schedule.prefixes`."""
         self.handles: list[Handles] = [_NONE] * pools
         """Per pool, the handles of the pages [first_page, first_page + length)."""
         self.places: list[Places] = [_NOWHERE] * pools
@@ -48,7 +52,7 @@ class Holding:
 
     @property
     def pages(self) -> Demand:
-        """Pages held per pool, counted from the handles."""
+        """Pages in the table per pool, counted from the handles."""
         return Demand(map(len, self.handles))
 
 
@@ -144,16 +148,25 @@ class Keeper:
                 holding.first_page[pool] += gone
         holding.slide_at = self._slide_at(holding)
 
-    def reprice(self, holding: Holding, resumed_at: int, end: int, computed: int) -> None:
-        """Lower the grant to what the rest of the life can still need; it never rises here.
+    def reprice(
+        self, holding: Holding, resumed_at: int, end: int, computed: int, covered: Demand | None = None
+    ) -> None:
+        """Lower the grant to what the rest of the life can still need, less what is `covered`; it never rises here.
 
         `resumed_at` and `end` are the lengths of the history at admission and at the latest end. The latest and not the
         expected one: a grant that fell towards an expected end would have to be won back when the request outlives it.
         """
         grant = holding.grant
         price = resident(self._layout, resumed_at, end - resumed_at, computed)
+        if covered is not None:
+            price = price.minus(covered)
         if not price.covers(grant.demand):
             self._arena.shrink(grant, Demand(map(min, price, grant.demand)))
+
+    def refresh(self, holding: Holding) -> None:
+        """Find the borders of a table anew that was changed elsewhere."""
+        holding.page_until = self._page_until(holding)
+        holding.slide_at = self._slide_at(holding)
 
     def may_fall(self, end: int, computed: int) -> bool:
         """Whether re-pricing a decode can give anything back (a hint that saves the pricing)."""

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from halocline.memory.layout import ArenaLayout
+from halocline.memory.retention import Full, Retention
 from halocline.schedule.chunk import Chunk
 from halocline.schedule.holding import Holding
 from halocline.schedule.request import Request
@@ -17,7 +19,7 @@ from halocline.step import Move, PoolTables, Segment, StepPlan
 
 
 def pack(
-    pools: int, step: int, moves: tuple[Move, ...], decodes: Sequence[Request], chunks: Sequence[Chunk]
+    layout: ArenaLayout, step: int, moves: tuple[Move, ...], decodes: Sequence[Request], chunks: Sequence[Chunk]
 ) -> StepPlan:
     """Return the plan of a step that computes one token of each of `decodes`, then `chunks`."""
     count = len(decodes)
@@ -39,7 +41,7 @@ def pack(
         row += chunk.tokens
         query_starts[index] = row
     holdings = [request.holding for request in decodes] + [chunk.request.holding for chunk in chunks]
-    tables = _tables(pools, [holding for holding in holdings if holding is not None])
+    tables = _tables(layout, [holding for holding in holdings if holding is not None], len(chunks))
     return StepPlan(step, moves, tuple(segments), token_ids, positions, query_starts, tables)
 
 
@@ -59,20 +61,34 @@ def _chunk_segment(chunk: Chunk) -> Segment:
     )
 
 
-def _tables(pools: int, holdings: Sequence[Holding]) -> tuple[PoolTables, ...]:
+def _tables(layout: ArenaLayout, holdings: Sequence[Holding], chunked: int) -> tuple[PoolTables, ...]:
     """Pack the page numbers of all segments, after the step's moves. Nothing is shared with the holdings."""
     tables = []
-    for pool in range(pools):
+    for pool, retention in enumerate(of_pool.retention for of_pool in layout.pools):
         places = [holding.places[pool] for holding in holdings]
         tables.append(
             PoolTables(
                 np.concatenate(places),
                 _starts(list(map(len, places))),
                 _first_pages(holdings, pool),
-                np.zeros(len(holdings), dtype=np.int32),
+                _write_from(holdings, chunked, retention),
             )
         )
     return tuple(tables)
+
+
+def _write_from(holdings: Sequence[Holding], chunked: int, retention: Retention) -> NDArray[np.int32]:
+    """Return from which position on each segment writes.
+
+    Only the full pages of the prefix cache may reach beyond where a request has come: it computes those positions for
+    its windows' sake and writes them there only. A decode (the first `len(holdings) - chunked`) is past all of them.
+    """
+    write_from = np.zeros(len(holdings), dtype=np.int32)
+    if isinstance(retention, Full):
+        for index in range(len(holdings) - chunked, len(holdings)):
+            lock = holdings[index].lock
+            write_from[index] = lock.full_tokens if lock is not None else 0
+    return write_from
 
 
 def _starts(counts: list[int]) -> NDArray[np.int32]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
+from halocline.cache.keys import Key
 from halocline.errors import InvariantError
 from halocline.schedule.events import Arrive
 from halocline.schedule.holding import Holding
@@ -56,7 +57,9 @@ class Request:
         "holding",
         "id",
         "key",
+        "namespace",
         "params",
+        "prefix",
         "prompt_tokens",
         "resumed_at",
         "retractions",
@@ -90,6 +93,9 @@ class Request:
         self.high_water = 0
         """The most positions ever computed: what is computed again below it was lost to a retraction."""
         self.holding: Holding | None = None
+        self.namespace = event.namespace
+        self.prefix: Key | None = None
+        """Its history as the prefix cache reads it, as far as that was asked for. Written by `Prefixes` only."""
         self.resumed_at = self.prompt_tokens
         """Length of `history` at the last admission: what the prefill has to compute."""
         self.retractions = 0

@@ -8,9 +8,9 @@ from typing import TypeAlias
 from halocline.schedule.admission import OutputLengths
 from halocline.schedule.chunk import Chunk
 from halocline.schedule.events import FinishReason, NewToken
-from halocline.schedule.holding import Holding, Keeper
 from halocline.schedule.request import Request, State
 from halocline.schedule.roster import Roster
+from halocline.schedule.sharing import Sharing
 from halocline.step import Sampled, StepResult
 
 Tokens: TypeAlias = dict[str, Sampled]
@@ -20,20 +20,30 @@ Failures: TypeAlias = dict[str, str]
 class Results:
     """Advances requests by what was computed. Only here do positions count as computed."""
 
-    def __init__(self, keeper: Keeper, roster: Roster, lengths: OutputLengths) -> None:
-        self._keeper = keeper
+    def __init__(self, sharing: Sharing, roster: Roster, lengths: OutputLengths) -> None:
+        self._sharing = sharing
         self._roster = roster
         self._lengths = lengths
+        self._moved: list[Request] = []
+        """Whose windows slide, or whose chunk is done."""
+        self._ended: list[tuple[Request, State]] = []
 
     def take(self, decodes: Sequence[Request], chunks: Sequence[Chunk], result: StepResult) -> None:
-        """Apply `result` to the requests of its plan; those that ended meanwhile are passed over."""
+        """Apply `result` to the requests of its plan; those that ended meanwhile are passed over.
+
+        Memory comes last, of all requests at once: who goes on gives up what it no longer reads before anybody leaves,
+        so that pages which both read find their room with whoever goes on.
+        """
         sampled = {got.request_id: got for got in result.sampled}
         failures = {failure.request_id: failure.message for failure in result.failures}
         totals, outbox = self._roster.totals, self._roster.outbox
         before = len(outbox) - totals.failed
-        self._take_decodes(decodes, sampled, failures)
-        for chunk in chunks:
-            self._take_chunk(chunk, sampled, failures)
+        try:
+            self._take_decodes(decodes, sampled, failures)
+            for chunk in chunks:
+                self._take_chunk(chunk, sampled, failures)
+        finally:  # also when a result breaks half way: whoever was told that it ended must end
+            self._settle()
         totals.output_tokens += len(outbox) - totals.failed - before  # every update is a token or a failure
 
     def _take_decodes(self, decodes: Sequence[Request], sampled: Tokens, failures: Failures) -> None:
@@ -48,11 +58,11 @@ class Results:
             history, token = request.history, got.token_id
             if len(history) + 1 >= request.end or token in request.stops:
                 self._receive(request, got)
-                continue
-            history.append(token)
-            tell(NewToken(request.id, token, got.logprobs))
+            else:
+                history.append(token)
+                tell(NewToken(request.id, token, got.logprobs))
             if request.computed >= holding.slide_at:
-                self._slide(request, holding)
+                self._moved.append(request)
 
     def _take_chunk(self, chunk: Chunk, sampled: Tokens, failures: Failures) -> None:
         request, holding = chunk.request, chunk.request.holding
@@ -60,20 +70,18 @@ class Results:
             self._no_token(request, failures)
             return
         self._roster.totals.recomputed_tokens += max(0, min(chunk.end, request.high_water) - chunk.start)
-        request.computed = chunk.end
-        if chunk.end < request.resumed_at:
-            self._settle(request)
-            return
-        got = sampled.get(request.id)
-        if got is None:
+        got, samples = sampled.get(request.id), chunk.end == request.resumed_at
+        if samples and got is None:
             self._no_token(request, failures)
             return
-        self._roster.start_decoding(request)
-        self._receive(request, got)
-        self._settle(request)
+        request.computed = chunk.end
+        self._moved.append(request)
+        if samples and got is not None:
+            self._roster.start_decoding(request)
+            self._receive(request, got)
 
     def _receive(self, request: Request, got: Sampled) -> None:
-        """Append a token; end the request if it was the last one, else let its windows slide."""
+        """Append a token; if it was the last one, the request ends when the step has been settled."""
         history, token = request.history, got.token_id
         finish: FinishReason | None = None
         if token in request.stops and len(history) >= request.stops_from:
@@ -84,25 +92,23 @@ class Results:
         self._roster.outbox.append(NewToken(request.id, token, got.logprobs, finish))
         if finish is not None:
             self.count_finished(request)
-            self._roster.end(request)
-        elif request.holding is not None and request.computed >= request.holding.slide_at:
-            self._slide(request, request.holding)
+            self._ended.append((request, State.FINISHED))
 
-    def _slide(self, request: Request, holding: Holding) -> None:
-        """Give up what left the windows of a decode; near the end of its life its price falls, too."""
-        self._keeper.slide(holding, request.computed)
-        if self._keeper.may_fall(request.end, request.computed):
-            self._keeper.reprice(holding, request.resumed_at, request.end, request.computed)
-
-    def _settle(self, request: Request) -> None:
-        """After a chunk: give up what left the windows before anything else is priced, then lower the grant."""
-        if request.holding is not None:
-            self._keeper.slide(request.holding, request.computed)
-            self._keeper.reprice(request.holding, request.resumed_at, request.end, request.computed)
+    def _settle(self) -> None:
+        """Let everyone who goes on give up what left its windows, then let those go who have ended."""
+        moved, ended = self._moved, self._ended
+        self._moved, self._ended = [], []
+        try:
+            self._sharing.settle(moved)
+        finally:
+            for request, state in ended:
+                self._roster.end(request, state)
 
     def _no_token(self, request: Request, failures: Failures) -> None:
         if not request.is_ended:  # an aborted request is of no interest any more
-            self._roster.fail(request, failures.get(request.id, "the backend returned no token for this request"))
+            why = failures.get(request.id, "the backend returned no token for this request")
+            self._roster.tell_failed(request, why)
+            self._ended.append((request, State.FAILED))
 
     def count_finished(self, request: Request) -> None:
         """Count a request that came to its natural end, and remember how long its output was."""

@@ -1,16 +1,17 @@
 """Whom to retract when a request may not be refused: fewest bytes that suffice, then least work lost.
 
-A retraction gives back the victim's whole grant, promised pages included. Victims are never more than needed: each of
-the chosen ones is necessary, so none of them could come back in the same step.
+A retraction gives back the victim's whole grant, promised pages included, and the cached pages that only victims lock.
+Victims are never more than needed: each of the chosen ones is necessary, so none of them could come back in the same
+step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from halocline.memory.arena import Arena
-from halocline.memory.demand import Demand, zero
+from halocline.memory.demand import Demand
 from halocline.schedule.request import Request
 
 MOST_TRIES = 1000
@@ -23,10 +24,14 @@ Cost = tuple[int, int]
 class Victims:
     """The choice among the strict juniors of one asker, for one demand."""
 
-    def __init__(self, arena: Arena, extra: Demand, juniors: Sequence[Request]) -> None:
+    def __init__(
+        self, arena: Arena, extra: Demand, juniors: Sequence[Request], given_back: Callable[[Sequence[Request]], Demand]
+    ) -> None:
+        """`given_back` says what can be granted anew when a set of requests leaves, together."""
         self._arena = arena
         self._extra = extra
         self._juniors = juniors
+        self._given_back = given_back
         self._stride_bytes = [pool.stride_bytes for pool in arena.layout.pools]
 
     def choose(self) -> tuple[Request, ...] | None:
@@ -83,20 +88,12 @@ class Victims:
         return self._cost(victims), [request.key for request in victims]
 
     def _suffices(self, victims: Sequence[Request]) -> bool:
-        given_back = zero(len(self._extra))
-        for request in victims:
-            given_back = given_back.plus(_granted(request))
-        return self._arena.fits(self._extra.minus(given_back))
+        return self._arena.fits(self._extra.minus(self._given_back(victims)))
 
     def _cost(self, victims: Sequence[Request]) -> Cost:
         given_bytes = sum(
             pages * stride
             for request in victims
-            for pages, stride in zip(_granted(request), self._stride_bytes, strict=True)
+            for pages, stride in zip(self._given_back((request,)), self._stride_bytes, strict=True)
         )
         return given_bytes, sum(request.computed for request in victims)
-
-
-def _granted(request: Request) -> Demand:
-    assert request.holding is not None, f"{request.id} is {request.state.value} and holds nothing to give back"
-    return request.holding.grant.demand

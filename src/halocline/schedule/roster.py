@@ -8,18 +8,19 @@ Memory is given back in one place, `_leave`, whatever the reason for leaving.
 
 from __future__ import annotations
 
-from halocline.schedule.events import Failed, Update
+from halocline.schedule.events import Admitted, Failed, Update
 from halocline.schedule.figures import Totals
-from halocline.schedule.holding import Holding, Keeper
+from halocline.schedule.holding import Holding
 from halocline.schedule.queue import Line
 from halocline.schedule.request import Request, State
+from halocline.schedule.sharing import Sharing
 
 
 class Roster:
     """The unfinished requests. The only writer of their states and of the lines."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    def __init__(self, sharing: Sharing) -> None:
+        self._sharing = sharing
         self.live: dict[str, Request] = {}
         self.waiting = Line()
         self.prefilling = Line()
@@ -72,6 +73,8 @@ class Roster:
         self.prefilling.add(request)
         self.totals.admitted += 1
         self.totals.peak_running = max(self.totals.peak_running, self.running)
+        if request.retractions == 0:
+            self.outbox.append(Admitted(request.id, start))
 
     def start_decoding(self, request: Request) -> None:
         """Move a request on whose whole history has been computed and sampled from."""
@@ -79,9 +82,9 @@ class Roster:
         request.move(State.DECODING, self.totals.steps)
         self.decoding.add(request)
 
-    def retract(self, request: Request) -> None:
-        """Drop all pages; the request comes back by computing its prompt and output again, with its old seniority."""
-        self._leave(request)
+    def retract(self, request: Request, *, keep: bool = True) -> None:
+        """Give all pages up; the request comes back with its old seniority and computes what is not cached by then."""
+        self._leave(request, keep=keep)
         request.high_water = max(request.high_water, request.computed)
         request.move(State.RETRACTED, self.totals.steps)
         request.computed = 0
@@ -90,14 +93,18 @@ class Roster:
         self.totals.retractions += 1
 
     def end(self, request: Request, state: State = State.FINISHED) -> None:
-        """Let a request go for good; nothing of it is kept."""
-        self._leave(request)
+        """Let a request go for good. What a failed one computed last is not kept for others."""
+        self._leave(request, keep=state is not State.FAILED)
         request.move(state, self.totals.steps)
         del self.live[request.id]
 
     def fail(self, request: Request, message: str) -> None:
         """End a request in an error and say so."""
         self.end(request, State.FAILED)
+        self.tell_failed(request, message)
+
+    def tell_failed(self, request: Request, message: str) -> None:
+        """Say that a request failed, which ends now or in the same act."""
         self.totals.failed += 1
         self.outbox.append(Failed(request.id, message))
 
@@ -107,8 +114,8 @@ class Roster:
         self.outbox.clear()
         return updates
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: Request, *, keep: bool) -> None:
         self._line[request.state].remove(request)
         if request.holding is not None:
-            self._keeper.close(request.holding)
+            self._sharing.leave(request, request.holding, keep=keep)
             request.holding = None

@@ -32,10 +32,12 @@ from halocline.schedule.growth import Growth
 from halocline.schedule.holding import Keeper
 from halocline.schedule.orders import orders_of
 from halocline.schedule.packing import pack
+from halocline.schedule.prefixes import Prefixes
 from halocline.schedule.request import Request, State
 from halocline.schedule.results import Results
 from halocline.schedule.roster import Roster
 from halocline.schedule.rules import Rules
+from halocline.schedule.sharing import Alone, Sharing
 from halocline.step import StepPlan, StepResult
 
 __all__ = ["Rules", "Scheduler"]
@@ -71,16 +73,17 @@ class Scheduler:
         if isinstance(floor, Refusal):
             raise ConfigError([f"the arena cannot hold even the floor of one granule: {floor.message}"])
         self._floor = floor
-        self._gate = Gate(arena, rules, floor.demand)
+        self._keeper = Keeper(arena)
+        self._sharing: Sharing = Prefixes(arena, self._keeper) if rules.prefix_cache else Alone(arena, self._keeper)
+        self._gate = Gate(arena, rules, floor.demand, self._sharing)
         refusal = self._gate.shortest_refusal()
         if refusal is not None:
             raise ConfigError([f"the arena is too small for any request: {refusal}"])
-        self._keeper = Keeper(arena)
-        self._roster = Roster(self._keeper)
-        self._growth = Growth(arena, self._keeper, self._roster)
-        self._results = Results(self._keeper, self._roster, self._gate.lengths)
+        self._roster = Roster(self._sharing)
+        self._growth = Growth(arena, self._keeper, self._roster, self._sharing)
+        self._results = Results(self._sharing, self._roster, self._gate.lengths)
         self._eos = frozenset(rules.eos_token_ids)
-        self._filler = Filler(arena, rules, self._gate, self._keeper, self._roster, self._growth)
+        self._filler = Filler(arena, rules, self._gate, self._sharing, self._roster, self._growth)
         self._violations: deque[Violation] = deque(maxlen=KEPT_VIOLATIONS)
         self._reasons: dict[str, Reason] = {}
         self._outstanding: _Outstanding | None = None
@@ -190,10 +193,11 @@ class Scheduler:
                 return self._commit(decodes, served, room)
             room.close()
             return None
+        self._sharing.forget(commit.evicted)
         self._keeper.fill([request.holding for request in takers if request.holding is not None], commit.handles)
         if not self._keeper.is_current:  # this commit moved pages, or one of another owner did
             self._keeper.look_up(self._roster.holdings())
-        plan = pack(len(self._arena.layout.pools), self._planned_steps, commit.moves, decodes, room.chunks)
+        plan = pack(self._arena.layout, self._planned_steps, commit.moves, decodes, room.chunks)
         self._planned_steps += 1
         self._outstanding = _Outstanding(plan, tuple(decodes), room)
         return plan
@@ -214,11 +218,13 @@ class Scheduler:
             if not request.is_ended:
                 self._roster.fail(request, f"internal error while its step was planned: {defect}")
         room.close()
-        self._retract_everyone()
+        self._trust_nothing()
 
-    def _retract_everyone(self) -> None:
+    def _trust_nothing(self) -> None:
+        """Let everyone compute again: what pages hold is not known, those of the prefix cache included."""
         for request in (*self._roster.prefilling.snapshot(), *self._roster.decoding.snapshot()):
-            self._roster.retract(request)
+            self._roster.retract(request, keep=False)
+        self._sharing.distrust()
 
     # --- results
 
@@ -237,7 +243,7 @@ class Scheduler:
         """End the outstanding step when the backend raised: its requests fail and their memory is free.
 
         Whether its moves were carried out is unknown, so requests outside the plan, whose pages may have been moved,
-        are retracted and compute theirs again.
+        are retracted and compute theirs again, and nothing stays cached.
         """
         step = self._outstanding
         if step is None:
@@ -247,7 +253,7 @@ class Scheduler:
             if not request.is_ended:
                 self._roster.fail(request, message)
         if step.plan.moves:
-            self._retract_everyone()
+            self._trust_nothing()
         self._close_step(step)
         return self.take_updates()
 
@@ -281,6 +287,7 @@ class Scheduler:
             retracted=retracted,
             totals=replace(roster.totals),
             arena=self._arena.figures(),
+            cache=self._sharing.figures(),
         )
 
     def audit(self) -> list[Violation]:
@@ -289,4 +296,4 @@ class Scheduler:
         busy = None if step is None else frozenset(request.id for request in step.requests)
         known = self._keeper.is_current
         found = audit(self._arena, self._roster, self._rules, self._floor, busy, places_known=known)
-        return [*self._violations, *found]
+        return [*self._violations, *found, *self._sharing.audit()]

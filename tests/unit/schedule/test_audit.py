@@ -50,7 +50,9 @@ def shares_pages(made: World) -> None:
 
 def keeps_a_window_too_long(made: World) -> None:
     made.check = False
-    made.scheduler._results._slide = lambda request, holding: None  # type: ignore[method-assign]
+    sharing = made.scheduler._sharing
+    settle = sharing.settle
+    sharing.settle = lambda moved: settle([request for request in moved if request.id != "a"])  # type: ignore[method-assign]
     request, holding = parts(made, "a")
     while request.computed < holding.slide_at:
         made.step()

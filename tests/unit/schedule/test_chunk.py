@@ -57,7 +57,7 @@ def test_a_chunk_is_cut_to_the_room(slabs: int, tokens: int) -> None:
     request, holding = bench.request("a", 32)
     room = bench.room()
     assert room.fit(0, 32, holding.grant.demand) == tokens
-    assert room.take(request, holding, 0, tokens) is None
+    assert room.take(request, 0, tokens, holding.grant.demand) is None
     bench.commit(room)
     assert holding.pages == (tokens // 4, tokens // 4)
     assert bench.arena.audit() == []
@@ -70,7 +70,6 @@ def test_asking_changes_nothing() -> None:
     room = bench.room()
     for _ in range(3):
         room.fit(0, 32, holding.grant.demand)
-        room.fit(0, 32, Demand((8, 2)), Demand((8, 2)))
     assert (bench.arena.figures(), list(bench.arena.budget.promised)) == before
     assert room.chunks == []
 
@@ -81,7 +80,7 @@ def test_the_floor_is_for_the_most_senior_prefill_alone() -> None:
     _, second_holding = bench.request("b", 32)
     room = bench.room()
     assert room.fit(0, 32, first_holding.grant.demand) == 12  # 2 granted + 1 of the floor
-    assert room.take(first, first_holding, 0, 12) is None
+    assert room.take(first, 0, 12, first_holding.grant.demand) is None
     assert room.fit(0, 32, second_holding.grant.demand) == 8  # what it was granted, and no more
 
 
@@ -98,7 +97,7 @@ def test_the_step_grant_adds_up_over_all_chunks_and_goes_back() -> None:
     pairs = [bench.request(name, 32) for name in "ab"]
     room = bench.room()
     for request, holding in pairs:
-        assert room.take(request, holding, 0, room.fit(0, 32, holding.grant.demand)) is None
+        assert room.take(request, 0, room.fit(0, 32, holding.grant.demand), holding.grant.demand) is None
     assert [chunk.tokens for chunk in room.chunks] == [32, 8]  # 2 granted + 1 floor + 5 free, then 2 granted
     assert room.held_by_chunks == (0, 5)
     bench.commit(room)
@@ -114,7 +113,7 @@ def test_room_cannot_be_closed_while_pages_are_borrowed() -> None:
     bench = Bench(20)
     request, holding = bench.request("a", 32)
     room = bench.room()
-    room.take(request, holding, 0, 32)
+    room.take(request, 0, 32, holding.grant.demand)
     bench.commit(room)
     with pytest.raises(AssertionError, match="still lends"):
         room.close()
@@ -125,7 +124,7 @@ def test_tokens_are_limited_to_what_the_step_has_left() -> None:
     request, holding = bench.request("a", 32)
     room = bench.room(tokens=22)
     assert room.fit(0, 32, holding.grant.demand) == 20  # whole granules
-    room.take(request, holding, 0, 20)
+    room.take(request, 0, 20, holding.grant.demand)
     assert room.tokens_left == 2
     assert room.fit(20, 32, holding.grant.demand) == 0
 
@@ -140,7 +139,7 @@ def test_a_refused_step_grant_is_reported_and_enters_no_chunk() -> None:
     bench = Bench(9)
     request, holding = bench.request("a", 32)
     room = bench.room()
-    refusal = room.take(request, holding, 0, 32)
+    refusal = room.take(request, 0, 32, holding.grant.demand)
     assert isinstance(refusal, Refusal)
     assert room.chunks == []
     room.close()

@@ -35,6 +35,10 @@ def room_of(requests: tuple[Request, ...] | list[Request], pools: int) -> Demand
     return Demand(total)
 
 
+def victims(world: World, extra: Demand, juniors: list[Request]) -> tuple[Request, ...] | None:
+    return Victims(world.arena, extra, juniors, world.scheduler._sharing.given_back).choose()
+
+
 def cost(world: World, requests: tuple[Request, ...]) -> tuple[int, int]:
     pages = room_of(requests, len(world.layout.pools))
     strides = [pool.stride_bytes for pool in world.layout.pools]
@@ -54,7 +58,7 @@ def test_the_choice_is_the_cheapest_of_all(seed: int, most: int) -> None:
     juniors = running[1:]
     assert len(juniors) >= most // 3
     for extra in (Demand((1, 0, 0)), Demand((0, 1, 0)), Demand((9, 2, 1)), Demand((30, 9, 3))):
-        chosen = Victims(world.arena, extra, juniors).choose()
+        chosen = victims(world, extra, juniors)
         subsets = [s for n in range(len(juniors) + 1) for s in combinations(juniors, n) if suffices(world, extra, s)]
         if chosen is None:
             assert subsets == []
@@ -73,7 +77,7 @@ def test_two_small_juniors_go_before_a_large_one_however_many_there_are() -> Non
     world.step()
     live = world.scheduler._roster.live
     extra = Demand((world.arena.most(0, Demand((0,))) + 8,))
-    chosen = Victims(world.arena, extra, list(live.values())[1:]).choose()
+    chosen = victims(world, extra, list(live.values())[1:])
     assert chosen is not None
     assert room_of(chosen, 1) == (12,), f"{[request.id for request in chosen]} gave way"
 
@@ -87,7 +91,7 @@ def test_among_many_juniors_no_victim_can_be_spared(seed: int, tries: int, monke
     juniors = running[1:]
     asked = 0
     for extra in (Demand((2, 1, 0)), Demand((40, 5, 2)), Demand((100, 20, 4)), Demand((10**4, 0, 0))):
-        chosen = Victims(world.arena, extra, juniors).choose()
+        chosen = victims(world, extra, juniors)
         if chosen is None:
             assert not suffices(world, extra, tuple(juniors))
             continue
@@ -101,7 +105,7 @@ def test_among_many_juniors_no_victim_can_be_spared(seed: int, tries: int, monke
 
 def test_nobody_gives_way_when_it_fits_anyway() -> None:
     world, running = crowd(1, 200, 6)
-    assert Victims(world.arena, Demand((1, 1, 1)), running[1:]).choose() == ()
+    assert victims(world, Demand((1, 1, 1)), running[1:]) == ()
 
 
 def test_the_deficit_decides_and_not_the_length() -> None:
@@ -114,7 +118,7 @@ def test_the_deficit_decides_and_not_the_length() -> None:
     live = world.scheduler._roster.live
     assert all(live[name].is_running for name in ("senior", "long", "short")), world.scheduler.reasons()
     spare = world.arena.most(0, Demand((0, 0, 0)))
-    chosen = Victims(world.arena, Demand((spare + 1, 0, 0)), [live["long"], live["short"]]).choose()
+    chosen = victims(world, Demand((spare + 1, 0, 0)), [live["long"], live["short"]])
     assert chosen == (live["short"],)
 
 
@@ -127,4 +131,4 @@ def test_among_equal_bytes_the_least_work_is_lost() -> None:
     early, late = live["early"], live["late"]
     assert early.computed > late.computed
     spare = world.arena.most(0, Demand((0, 0, 0)))
-    assert Victims(world.arena, Demand((spare + 1, 0, 0)), [early, late]).choose() == (late,)
+    assert victims(world, Demand((spare + 1, 0, 0)), [early, late]) == (late,)

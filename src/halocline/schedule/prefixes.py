@@ -1,0 +1,318 @@
+"""Where scheduler and prefix cache meet: how requests come in hot, give the tree what they compute, and leave.
+
+    pages of a request     0 ........... lock.first_page ......... own_from ......... end of the table
+    full pool              |the tree's, locked as a path ..............|own ............|
+    window pool                          |the tree's, locked page by page|own ............|
+
+A chunk's whole granules become the tree's when the step has been applied. A decode gives its pages when the first of
+its own ones leaves a window, all whole granules at once: so once per window length and not once per granule, and what
+leaves in between is the tree's already. Whoever leaves gives the rest first, then ends its lock, then its grant.
+
+The price of a request is the same hot and cold; what locked pages cover of it, its grant need not hold:
+
+    price = grant's demand + locked full pages + window pages charged to the lock - charges owed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from halocline.cache.insert import Advance, Own
+from halocline.cache.keys import Key, token_key
+from halocline.cache.lock import Lock
+from halocline.cache.match import Match
+from halocline.cache.tree import Tree
+from halocline.memory.arena import Arena
+from halocline.memory.audit import Violation
+from halocline.memory.demand import Demand, zero
+from halocline.memory.grant import NO_HANDLES, Handles, Refusal
+from halocline.memory.pool import CACHED, INDEX_MASK
+from halocline.memory.retention import Full, State
+from halocline.schedule.figures import CacheFigures
+from halocline.schedule.holding import Holding, Keeper
+from halocline.schedule.request import Request
+from halocline.schedule.sharing import Entrance, FitsAlone, granted, holding_of, may_fall
+from halocline.units import floor_to
+
+NOTHING = Own(0, NO_HANDLES)
+
+
+class Prefixes:
+    """The one user of the tree: `Sharing` with pages that many read."""
+
+    def __init__(self, arena: Arena, keeper: Keeper) -> None:
+        self._arena = arena
+        self._keeper = keeper
+        self._nothing = zero(len(arena.layout.pools))
+        self.tree = Tree(arena)
+        self._granule_tokens = arena.layout.granule_tokens
+        pools = list(enumerate(arena.layout.pools))
+        self._full = [(number, pool.page_tokens) for number, pool in pools if isinstance(pool.retention, Full)]
+        self._windows = [
+            (number, pool.page_tokens, pool.retention)
+            for number, pool in pools
+            if not isinstance(pool.retention, Full | State)
+        ]
+        self._states = [number for number, pool in pools if isinstance(pool.retention, State)]
+        self._no_own = [NOTHING] * len(pools)
+        self._lookups: dict[str, int] = {}
+        self._counts = dict.fromkeys(("looked_up", "hit", "shortened", "resumed", "waited"), 0)
+        self._evicted = [0] * len(pools)
+
+    # ---- coming in
+
+    def entrance(self, request: Request, fits_alone: FitsAlone) -> Entrance:
+        """Return the longest cached boundary whose whole life an empty arena holds beside the floor."""
+        found = self.tree.match(self._key(request))
+        for start in self._boundaries(found):
+            if start == 0 or fits_alone(start, self.tree.hot_demand(start, self._nothing)):
+                return Entrance(start, found)
+        raise AssertionError("0 is always a boundary")
+
+    def open(self, request: Request, entrance: Entrance, demand: Demand) -> Holding | Refusal:
+        """Lock what resuming at the entrance reads and reserve the rest of `demand`; refused, nothing has changed."""
+        assert entrance.found is not None, f"{request.id} enters without having asked the tree"
+        lock = self.tree.lock(entrance.found, entrance.start, request.id, demand)
+        if isinstance(lock, Refusal):
+            return lock
+        holding = Holding(lock.grant, len(self._arena.pools), lock)
+        path = lock.node.path()
+        for pool, _ in self._full:
+            holding.handles[pool] = np.concatenate([NO_HANDLES, *(node.pages[pool] for node in path)])
+        for pool, _, _ in self._windows:
+            holding.handles[pool] = lock.pages[pool].copy()
+            holding.first_page[pool] = lock.first_page[pool]
+        holding.places = [self._arena.physical(pool, handles) for pool, handles in enumerate(holding.handles)]
+        self._keeper.refresh(holding)
+        return holding
+
+    def entered(self, request: Request, entrance: Entrance) -> None:
+        """Count an admission."""
+        found = entrance.found
+        assert found is not None, f"{request.id} entered without having asked the tree"
+        counts = self._counts
+        counts["shortened"] += entrance.start < found.boundary_tokens
+        if request.retractions:
+            counts["resumed"] += entrance.start
+            return
+        counts["looked_up"] += len(request.history)
+        counts["hit"] += entrance.start
+        self._lookups[found.reason] = self._lookups.get(found.reason, 0) + 1
+
+    # ---- what a lock covers
+
+    def covered(self, holding: Holding) -> Demand:
+        """Return what of a request's price the tree holds for it, less the charges that it still owes."""
+        lock = _lock_of(holding)
+        pages = [-owed for owed in lock.owed]
+        for pool, page_tokens in self._full:
+            pages[pool] += lock.full_tokens // page_tokens
+        for pool, _, _ in self._windows:
+            pages[pool] += self._charged(lock, pool)
+        return Demand(pages)
+
+    def reserved(self, holding: Holding) -> Demand:
+        """Return the room that is kept for locked pages charged to others: it may have to pay for them any moment."""
+        if not any(self.tree.locks.waiting):
+            return self._nothing
+        lock, pages = _lock_of(holding), list(self._nothing)
+        for pool, _, _ in self._windows:
+            pages[pool] = len(lock.pages[pool]) - self._charged(lock, pool)
+        return Demand(pages)
+
+    def given_back(self, requests: Sequence[Request]) -> Demand:
+        """Return what can be granted anew when all of `requests` leave: grants, and pages that only they lock.
+
+        A window page counts with the one it is charged to: either nobody else locks it, or its next payer's promise
+        falls by one. A full page counts when everyone whose path leads over it leaves.
+        """
+        pages = list(granted(self._nothing, requests))
+        lockers: dict[int, int] = {}
+        nodes = {}
+        checkpoints: list[Handles] = []
+        for request in requests:
+            lock = _lock_of(holding_of(request))
+            for pool, _, _ in self._windows:
+                pages[pool] += self._charged(lock, pool)
+            for node in lock.node.path():
+                nodes[node.id] = node
+                lockers[node.id] = lockers.get(node.id, 0) + 1
+            for pool in self._states:
+                pages[pool] += self._only_locked_by(pool, lock.pages[pool], checkpoints)
+        for node_id, count in lockers.items():
+            for pool, _ in self._full:
+                handles = nodes[node_id].pages[pool]
+                if len(handles) and self.tree.forest.books[pool].lockers[handles[0] & INDEX_MASK] == count:
+                    pages[pool] += len(handles)
+        return Demand(pages)
+
+    def _only_locked_by(self, pool: int, handles: Handles, seen: list[Handles]) -> int:
+        # A checkpoint counts when the last of its lockers is met.
+        if len(handles) == 0:
+            return 0
+        seen.append(handles)
+        times = sum(int(other[0] == handles[0]) for other in seen if len(other))
+        return int(self.tree.forest.books[pool].lockers[handles[0] & INDEX_MASK] == times)
+
+    def _charged(self, lock: Lock, pool: int) -> int:
+        charge = self.tree.forest.books[pool].charge[lock.pages[pool] & INDEX_MASK]
+        return int(np.count_nonzero(charge == lock.id))
+
+    # ---- moving on
+
+    def settle(self, moved: Sequence[Request]) -> None:
+        """Take requests forward to what they have computed: insert, let windows slide, then let grants fall."""
+        if not moved:
+            return
+        holdings = [holding_of(request) for request in moved]
+        self._advance(moved, holdings, [request.computed == request.prompt_tokens for request in moved])
+        for request, holding in zip(moved, holdings, strict=True):
+            if may_fall(self._keeper, request):
+                covered = self.covered(holding)
+                self._keeper.reprice(holding, request.resumed_at, request.end, request.computed, covered)
+
+    def leave(self, request: Request, holding: Holding, *, keep: bool) -> None:
+        """Give the tree what `request` has computed, if it is to be kept; then end its lock and its grant."""
+        lock = _lock_of(holding)
+        if keep and request.computed > lock.resumed_tokens:
+            self._advance([request], [holding], [True], last=True)
+        self.tree.close(lock)
+        self._keeper.close(holding)
+
+    def _advance(
+        self, moved: Sequence[Request], holdings: Sequence[Holding], protect: Sequence[bool], *, last: bool = False
+    ) -> None:
+        steps = [
+            self._step_of(request, holding, kept, last=last)
+            for request, holding, kept in zip(moved, holdings, protect, strict=True)
+        ]
+        for each, holding, inserted in zip(steps, holdings, self.tree.advance(steps), strict=True):
+            self._take_over(holding, each.computed_tokens, inserted.swapped)
+
+    def _step_of(self, request: Request, holding: Holding, protect: bool, *, last: bool) -> Advance:
+        lock, computed = _lock_of(holding), request.computed
+        inserts = last or computed <= request.resumed_at or self._own_page_leaves(holding, lock, computed)
+        end = floor_to(computed, self._granule_tokens) if inserts else 0
+        if end <= lock.inserted_tokens:
+            self._free_passed(holding, lock.inserted_tokens, computed)
+            key = request.prefix if request.prefix is not None else self._key(request)
+            return Advance(lock, key, lock.inserted_tokens, computed, self._no_own, protect)
+        self._free_passed(holding, end, computed)
+        return Advance(lock, self._key(request), end, computed, self._own(holding, lock), protect)
+
+    def _own_page_leaves(self, holding: Holding, lock: Lock, computed: int) -> bool:
+        for pool, page_tokens, retention in self._windows:
+            own = max(holding.first_page[pool], lock.inserted_tokens // page_tokens)
+            if retention.first_needed(computed) // page_tokens > own:
+                return True
+        return False
+
+    def _free_passed(self, holding: Holding, end: int, computed: int) -> None:
+        # Own pages beyond `end`, in no whole granule yet, that the window has passed: nobody can use them.
+        for pool, page_tokens, retention in self._windows:
+            first = max(holding.first_page[pool], end // page_tokens)
+            passed = min(
+                retention.first_needed(computed) // page_tokens, holding.first_page[pool] + len(holding.handles[pool])
+            )
+            if passed > first:
+                low, high = first - holding.first_page[pool], passed - holding.first_page[pool]
+                self._arena.free(holding.grant, pool, holding.handles[pool][low:high])
+
+    def _own(self, holding: Holding, lock: Lock) -> list[Own]:
+        own = list(self._no_own)
+        for pool, first in self._own_from(holding, lock):
+            own[pool] = Own(first, holding.handles[pool][first - holding.first_page[pool] :])
+        return own
+
+    def _own_from(self, holding: Holding, lock: Lock) -> Iterator[tuple[int, int]]:
+        for pool, page_tokens in self._full:
+            yield pool, lock.full_tokens // page_tokens
+        for pool, page_tokens, _ in self._windows:
+            yield pool, max(holding.first_page[pool], lock.inserted_tokens // page_tokens)
+
+    def _take_over(self, holding: Holding, computed: int, swapped: Sequence[Own]) -> None:
+        # Cuts the table where windows begin, and enters the tree's pages where they stand for own ones.
+        for pool, page_tokens, retention in self._windows:
+            gone = retention.first_needed(computed) // page_tokens - holding.first_page[pool]
+            gone = min(gone, len(holding.handles[pool]))
+            if gone > 0:
+                holding.handles[pool] = holding.handles[pool][gone:]
+                holding.places[pool] = holding.places[pool][gone:]
+                holding.first_page[pool] += gone
+        for pool, taken in enumerate(swapped):
+            if len(taken.handles):
+                self._enter(holding, pool, taken)
+        self._keeper.refresh(holding)
+
+    def _enter(self, holding: Holding, pool: int, taken: Own) -> None:
+        low = taken.first_page - holding.first_page[pool]
+        high = low + len(taken.handles)
+        if not np.array_equal(holding.handles[pool][low:high], taken.handles):
+            handles, places = holding.handles[pool].copy(), holding.places[pool].copy()
+            handles[low:high] = taken.handles
+            places[low:high] = self._arena.physical(pool, taken.handles)
+            holding.handles[pool], holding.places[pool] = handles, places
+
+    # ---- the arena's word
+
+    def forget(self, evicted: Sequence[Handles]) -> None:
+        """Take pages that a commit evicted out of the tree, before anything else is asked of it."""
+        if any(map(len, evicted)):
+            for pool, (died, beyond) in enumerate(zip(evicted, self.tree.forget(evicted), strict=True)):
+                self._evicted[pool] += len(died) + len(beyond)
+
+    def distrust(self) -> None:
+        """Evict everything that is cached: its pages may have been moved half way. Nobody locks anything any more."""
+        died = []
+        for number, pool in enumerate(self._arena.pools):
+            handles: Handles = pool.handle_of[np.flatnonzero(pool.state == CACHED)]
+            self._arena.evict(number, handles)
+            died.append(handles)
+        self.forget(died)
+
+    # ---- what others may ask
+
+    def figures(self) -> CacheFigures:
+        """Return what the cache has done since the start."""
+        counts = self._counts
+        return CacheFigures(
+            looked_up_tokens=counts["looked_up"],
+            hit_tokens=counts["hit"],
+            lookups=dict(self._lookups),
+            shortened=counts["shortened"],
+            resumed_tokens=counts["resumed"],
+            waited=counts["waited"],
+            evicted_pages=tuple(self._evicted),
+            nodes=len(self.tree.forest.nodes),
+            cached_bytes=self._arena.figures().cached_bytes,
+        )
+
+    def audit(self) -> list[Violation]:
+        """Recount the tree from scratch."""
+        return self.tree.audit()
+
+    # ---- small things
+
+    def _boundaries(self, found: Match) -> Iterator[int]:
+        # The longest one is known; the others are looked for when it will not do.
+        yield found.boundary_tokens
+        if found.boundary_tokens:
+            yield from (start for start in self.tree.boundaries(found) if start < found.boundary_tokens)
+
+    def _key(self, request: Request) -> Key:
+        # Packed once and lengthened by what was generated since.
+        known, history = request.prefix, request.history
+        if known is None:
+            known = token_key(history, request.namespace)
+        elif known.tokens < len(history):
+            fresh = token_key(history[known.tokens :])
+            known = Key(known.data + fresh.data, len(history), request.namespace)
+        request.prefix = known
+        return known
+
+
+def _lock_of(holding: Holding) -> Lock:
+    assert holding.lock is not None, f"{holding.grant.owner} runs beside the prefix cache without a lock"
+    return holding.lock

@@ -1,0 +1,167 @@
+"""How requests come into memory, move on in it and leave it: one interface, and the plain case of it.
+
+`Alone` is the prefix cache switched off: nobody shares a page. `halocline.schedule.prefixes` does the same with pages
+that many read. Whoever admits, advances or ends requests does not know which of the two it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from halocline.cache.match import Match
+from halocline.memory.arena import Arena
+from halocline.memory.audit import Violation
+from halocline.memory.demand import Demand, zero
+from halocline.memory.grant import Handles, Refusal
+from halocline.schedule.figures import CacheFigures
+from halocline.schedule.holding import Holding, Keeper
+from halocline.schedule.request import Request, State
+
+FitsAlone = Callable[[int, Demand], bool]
+"""Whether an empty arena holds a request that starts at a boundary, with so many pages beside its price."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """Where a request would begin to compute."""
+
+    start: int
+    found: Match | None = None
+    """What the prefix cache has of it; None without one."""
+
+
+class Sharing(Protocol):
+    """What the parts of the scheduler ask when requests come, move on and leave."""
+
+    def entrance(self, request: Request, fits_alone: FitsAlone) -> Entrance:
+        """Return the longest boundary at which `request` can begin to compute and whose whole life fits alone."""
+        ...
+
+    def open(self, request: Request, entrance: Entrance, demand: Demand) -> Holding | Refusal:
+        """Reserve `demand`, the whole price from the entrance on, for `request`; refused, nothing has changed."""
+        ...
+
+    def entered(self, request: Request, entrance: Entrance) -> None:
+        """Be told that `request`, which was opened, is admitted."""
+        ...
+
+    def covered(self, holding: Holding) -> Demand:
+        """Return the pages of a request's price that its grant need not hold."""
+        ...
+
+    def reserved(self, holding: Holding) -> Demand:
+        """Return the pages of a request's room that it must not take for anything new."""
+        ...
+
+    def given_back(self, requests: Sequence[Request]) -> Demand:
+        """Return the pages that can be granted anew when all of `requests` leave, together."""
+        ...
+
+    def settle(self, moved: Sequence[Request]) -> None:
+        """Take requests forward to what they have computed: windows slide, then grants fall."""
+        ...
+
+    def leave(self, request: Request, holding: Holding, *, keep: bool) -> None:
+        """End what `request` holds; `keep` says that others may use what it has computed."""
+        ...
+
+    def forget(self, evicted: Sequence[Handles]) -> None:
+        """Be told of the cached pages that a commit evicted, before anything else is asked."""
+        ...
+
+    def distrust(self) -> None:
+        """Keep nothing of what is cached: it may have been moved half way. Nobody holds anything any more."""
+        ...
+
+    def figures(self) -> CacheFigures | None:
+        """Return what the cache has done; None without one."""
+        ...
+
+    def audit(self) -> list[Violation]:
+        """Recount the cache from scratch."""
+        ...
+
+
+class Alone:
+    """Every request has its own pages, and only those."""
+
+    def __init__(self, arena: Arena, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._nothing = zero(len(arena.layout.pools))
+
+    def entrance(self, request: Request, fits_alone: FitsAlone) -> Entrance:
+        """Every request begins at its beginning."""
+        del request, fits_alone
+        return Entrance(0)
+
+    def open(self, request: Request, entrance: Entrance, demand: Demand) -> Holding | Refusal:
+        """Reserve the whole price."""
+        del entrance
+        return self._keeper.open(request.id, demand)
+
+    def entered(self, request: Request, entrance: Entrance) -> None:
+        """Nothing to count."""
+
+    def covered(self, holding: Holding) -> Demand:
+        """Nothing is."""
+        del holding
+        return self._nothing
+
+    def reserved(self, holding: Holding) -> Demand:
+        """Nothing is."""
+        del holding
+        return self._nothing
+
+    def given_back(self, requests: Sequence[Request]) -> Demand:
+        """All their grants."""
+        return granted(self._nothing, requests)
+
+    def settle(self, moved: Sequence[Request]) -> None:
+        """Slide the windows and lower the grants."""
+        for request in moved:
+            holding = holding_of(request)
+            self._keeper.slide(holding, request.computed)
+            if may_fall(self._keeper, request):
+                self._keeper.reprice(holding, request.resumed_at, request.end, request.computed)
+
+    def leave(self, request: Request, holding: Holding, *, keep: bool) -> None:
+        """Free everything."""
+        del request, keep
+        self._keeper.close(holding)
+
+    def forget(self, evicted: Sequence[Handles]) -> None:
+        """Nothing is cached, so nothing can have been evicted."""
+        assert not any(map(len, evicted)), f"{sum(map(len, evicted))} cached pages were evicted, and there is no cache"
+
+    def distrust(self) -> None:
+        """Nothing is cached."""
+
+    def figures(self) -> CacheFigures | None:
+        """There is no cache."""
+        return None
+
+    def audit(self) -> list[Violation]:
+        """There is no cache."""
+        return []
+
+
+def may_fall(keeper: Keeper, request: Request) -> bool:
+    """Whether pricing `request` again can lower its grant: after a chunk, and near the end of a decode's life."""
+    is_decode = request.state is State.DECODING and request.computed > request.resumed_at
+    return not is_decode or keeper.may_fall(request.end, request.computed)
+
+
+def granted(nothing: Demand, requests: Sequence[Request]) -> Demand:
+    """Return the sum of the grants of running `requests`."""
+    total = nothing
+    for request in requests:
+        total = total.plus(holding_of(request).grant.demand)
+    return total
+
+
+def holding_of(request: Request) -> Holding:
+    """Return what a running request holds."""
+    assert request.holding is not None, f"{request.id} is {request.state.value} and holds nothing"
+    return request.holding
