@@ -1,8 +1,10 @@
 """WHAT WE KEEP WHEN A REQUEST LEAVES. Start at `halocline.cache.tree`: match, lock, advance, close, forget.
 
-keys      what a prefix is looked up by           locks      who locks which pages, and whose demand is less by them
-node      one run of granules and its pages       insert     a request's pages become the tree's
-forest    the radix trees, by namespace           decay      tombstones, and the cascade when full pages die
-match     the longest boundary that resumes       marks      what is worth keeping, told to the arena as units
-ghosts    what was here and went                  audit, audit_marks      the laws, recounted
+keys      what a prefix is looked up by           lock       what one running request has locked
+node      one run of granules and its pages       locks      taking and giving up: whose demand is less by what
+forest    the radix trees, by namespace           charges    lockers and payers, counted per page
+match     the longest boundary that resumes       insert     a request's pages become the tree's
+marks     what is worth keeping, told as units    standby    what an output's end would need, until it is marked
+ghosts    what was here and went                  decay      tombstones, and the cascade when full pages die
+audit, audit_marks                                the laws, recounted
 """
