@@ -37,3 +37,18 @@ def data_folder() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("HALOCLINE_DATA does not name a folder with the question and trace files")
     return Path(folder)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """After `make laws`, say what was explored: tests tell it with `record_property("explored", ...)`."""
+    if config.getoption("markexpr") != "laws":
+        return
+    told = sorted(
+        f"{report.nodeid.removeprefix('tests/')}: {value}"
+        for report in terminalreporter.stats.get("passed", [])
+        for name, value in report.user_properties
+        if name == "explored"
+    )
+    terminalreporter.section("explored")
+    for line in told:
+        terminalreporter.write_line(line)
