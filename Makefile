@@ -46,8 +46,9 @@ check: $(STAMP)  ## format, lint, types, shape
 e2e: $(STAMP)  ## 200 questions through the launched server, token by token against transformers
 	OMP_NUM_THREADS=$$(nproc) $(PYTEST) -m e2e -s $(ARGS)
 
-laws: $(STAMP)  ## the long explorations of the laws: minutes
-	$(PYTEST) $(SPREAD) -m laws $(ARGS)
+# Tests are handed out one by one and taken over by who is idle: a few of them take minutes.
+laws: $(STAMP)  ## the long explorations of the laws: under 20 minutes on 2 cores; says at the end what was explored
+	$(PYTEST) -n $(shell nproc 2>/dev/null || echo 2) --dist worksteal -m laws --durations=20 --hypothesis-show-statistics $(ARGS)
 
 mutants: $(STAMP)  ## faults put into the core one by one: for each of them a test must fail
 	$(PY) scripts/mutants $(ARGS)
