@@ -77,7 +77,14 @@ def run_tests(module: str, path: Path, tests: Sequence[str]) -> subprocess.Compl
     """Run `tests` of the checkout on the copy in which `path` is `module`, up to the first failure."""
     sources = path.parents[len(module.split(".")) - (path.name != "__init__.py")]
     command = [sys.executable, str(HERE / "witness.py"), module, str(path), "-x", "-q", "--tb=no", "-rfE"]
-    command += ["-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}", "-m", "not slow and not e2e and not gpu", *tests]
+    command += [
+        "-p",
+        "no:cacheprovider",
+        f"--timeout={TEST_SECONDS}",
+        "-m",
+        "not slow and not e2e and not laws and not gpu",
+        *tests,
+    ]
     # Without randomness and shrinking: the same verdict each time, and a failure ends the trial at once.
     environment = os.environ | {"PYTHONPATH": str(sources), "CI": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     environment["HYPOTHESIS_PROFILE"] = "ci"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 
 from halocline.errors import InvariantError
 from halocline.memory.demand import Demand
+from halocline.memory.evictable import EvictionQueue
 from halocline.memory.grant import Order
 from testing.memory import World, arena, as_handles
 
@@ -67,3 +69,11 @@ def test_a_locked_page_is_not_evicted():
     with pytest.raises(InvariantError, match=r"cannot evict .* locked in the tree"):
         some.arena.evict(0, as_handles(pages[0]))
     assert pickle.dumps(some.arena) == before
+
+
+def test_what_is_queued_again_is_seen_once_and_last():
+    queue = EvictionQueue(8)
+    queue.push(np.array([1, 2, 3]))
+    queue.push(np.array([1]))
+    assert queue.first(1).tolist() == [2]
+    assert queue.first(8).tolist() == [2, 3, 1]
