@@ -47,6 +47,12 @@ class Budget:
         self.pinned_slabs = [0] * pools
         """Slabs that hold a pinned page."""
 
+    def count(self, pool: int, *, held: int = 0, locked: int = 0, transfer: int = 0) -> None:
+        """Change the counts of `pool` by so many pages."""
+        self.held[pool] += held
+        self.locked[pool] += locked
+        self.transfer[pool] += transfer
+
     def slabs_by_pool(self, pages: Iterable[int]) -> list[int]:
         """Return the fewest slabs per pool that hold `pages`, given the slabs that pins keep."""
         needs = list(map(ceil_div, pages, self.pages_per_slab))

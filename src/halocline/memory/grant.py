@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from halocline.errors import InvariantError
 from halocline.memory.demand import Demand
 
 Handles = NDArray[np.int64]
@@ -164,6 +165,11 @@ class Grant:
                 del self.loans[at]
         assert count == 0, f"{self.owner!r} has {count} more borrowed pages of pool {pool} than loans"
         return settled
+
+    def check_open(self) -> None:
+        """Raise InvariantError if the grant has ended."""
+        if not self.is_open:
+            raise InvariantError([f"{self.describe()} was released before"])
 
     def describe(self) -> str:
         """Say in words whose grant this is and how much of it is used."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from halocline.errors import InvariantError
@@ -17,10 +19,11 @@ SPARE_NAMES = 1024
 class Owners:
     """The registry of grants. The name of an ended grant is kept while a page remembers it as its last holder."""
 
-    __slots__ = ("_next_id", "_pools", "_prune_at", "grants", "names")
+    __slots__ = ("_next_id", "_pool_names", "_prune_at", "grants", "names", "pools")
 
     def __init__(self, pools: list[Pool], names: list[str]) -> None:
-        self._pools = list(zip(pools, names, strict=True))
+        self.pools = pools
+        self._pool_names = names
         self._next_id = 1
         self._prune_at = SPARE_NAMES
         self.grants: dict[int, Grant] = {}
@@ -73,7 +76,7 @@ class Owners:
 
     def _held(self, grant: Grant) -> list[Handles]:
         # Per pool.
-        return [pool.handle_of[self.indices_of(grant, pool)] for pool, _ in self._pools]
+        return [pool.handle_of[self.indices_of(grant, pool)] for pool in self.pools]
 
     def valid(self, pool: Pool, handles: Handles) -> Pages:
         """Return the indices of `handles`; raises InvariantError, naming the page's owner, if one is stale."""
@@ -82,7 +85,7 @@ class Owners:
             good = pool.handle_of[index] == handles
         except IndexError:
             bad = int(index.max())
-            name = self._pools[pool.number][1]
+            name = self._pool_names[pool.number]
             raise InvariantError([f"{name} has no handle {bad}: it ends at {len(pool.place) - 1}"]) from None
         if not good.all():
             at = int(np.argmin(good))
@@ -109,9 +112,27 @@ class Owners:
             at = int(index[int(np.argmin(once))])
             raise InvariantError([f"cannot {verb} twice in one call: {self.describe(pool, at)}"])
 
+    def own(self, grant: Grant, pool: Pool, handles: Handles, verb: str) -> Pages:
+        """Return the indices of `handles`; raises InvariantError unless they are distinct pages that `grant` holds."""
+        grant.check_open()
+        index = self.valid(pool, handles)
+        self.check_distinct(pool, index, "part with")
+        mine = (pool.owner[index] == grant.id) & (pool.state[index] == HELD)
+        if not mine.all():
+            at = int(index[int(np.argmin(mine))])
+            raise InvariantError([f"{grant.owner!r} {verb} {self.describe(pool, at)}"])
+        return index
+
+    def checked(self, handles: Sequence[Handles], states: tuple[int, ...], verb: str) -> list[Pages]:
+        """Return the indices of `handles`, per pool; raises InvariantError unless they are distinct, in `states`."""
+        index = [self.valid(pool, of_pool) for pool, of_pool in zip(self.pools, handles, strict=True)]
+        for pool, of_pool in zip(self.pools, index, strict=True):
+            self.check(pool, of_pool, states, verb)
+        return index
+
     def describe(self, pool: Pool, index: int) -> str:
         """Say in words what page of which owner stands behind `index`."""
-        name = self._pools[pool.number][1]
+        name = self._pool_names[pool.number]
         page = f"page {pool.place[index]} (handle {index}, generation {pool.handle_of[index] // GENERATION}) of {name}"
         last = self.names.get(int(pool.owner[index]), "nobody")
         state = int(pool.state[index])
@@ -127,7 +148,7 @@ class Owners:
 
     def _prune(self) -> None:
         remembered = np.zeros(self._next_id, np.bool_)  # by grant; a set of a million pages' owners takes 30 ms to make
-        for pool, _ in self._pools:
+        for pool in self.pools:
             remembered[pool.owner] = True
         self.names = {i: name for i, name in self.names.items() if i in self.grants or remembered[i]}
         self._prune_at = 2 * len(self.names) + SPARE_NAMES
