@@ -152,7 +152,13 @@ def lay_out(config: Config, model_config: PreTrainedConfig, budget_bytes: int) -
     caps = static_caps(layout, *policy[1:]) if policy[0] == "static" else None
     # Not every model names its longest sequence.
     own_limit = getattr(text_config(model_config), "max_position_embeddings", None)
-    limits = Limits(config.step_tokens, config.max_running_requests, own_limit, config.max_model_len)
+    limits = Limits(
+        config.step_tokens,
+        config.max_running_requests,
+        own_limit,
+        config.max_model_len,
+        checkpoints=config.keeps_prefixes,
+    )
     return Memory(layout, caps, capacity_facts(layout, caps, limits))
 
 

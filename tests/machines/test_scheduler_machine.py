@@ -1,6 +1,7 @@
 """A state machine over the whole scheduler: anything may happen at any moment, and every law is checked after it.
 
-Model: the token oracle, which knows what every request must get, and `World`, which audits scheduler and arena after
+Prompts begin alike, with the prefix cache on and off. Model: the token oracle, which knows what every request must
+get, and `World`, which audits scheduler and arena after
 every act, counts the bytes, and asks a reason of everybody who waits. In the end foreign owners let go and all finish.
 """
 
@@ -23,6 +24,7 @@ from testing.schedule import (
     World,
     greedy,
     rules,
+    stem,
     tiny_layout,
 )
 
@@ -41,14 +43,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         slots=st.integers(1, 6),
         step_tokens=st.sampled_from((8, 20, 64)),
         estimate=st.integers(1, 6),
+        cache=st.booleans(),
     )
-    def start(self, pools: tuple, slabs: int, admission: tuple, slots: int, step_tokens: int, estimate: int) -> None:
+    def start(
+        self, pools: tuple, slabs: int, admission: tuple, slots: int, step_tokens: int, estimate: int, cache: bool
+    ) -> None:
         changed = rules(
             admission=admission,
             max_running_requests=slots,
             step_tokens=step_tokens,
             eos_token_ids=EOS,
             max_model_len=60,
+            prefix_cache=cache,
         )
         self.world = World(tiny_layout(pools, slabs), changed)
         for size in (2, 4, 8, 16, 32):
@@ -67,11 +73,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         ignore_eos=st.booleans(),
         min_tokens=st.integers(0, 3),
+        branch=st.tuples(st.integers(0, 2), st.integers(0, 24)),
+        salt=st.sampled_from(("", "", "other")),
     )
-    def arrive(self, length: int, max_tokens: int | None, priority: int, ignore_eos: bool, min_tokens: int) -> None:
+    def arrive(
+        self,
+        length: int,
+        max_tokens: int | None,
+        priority: int,
+        ignore_eos: bool,
+        min_tokens: int,
+        branch: tuple[int, int],
+        salt: str,
+    ) -> None:
         least = min(min_tokens, max_tokens or min_tokens)
         params = greedy(max_tokens, ignore_eos=ignore_eos, min_tokens=least)
-        self.world.arrive(f"r{self.count:03}", length, params, priority)
+        self.world.arrive(f"r{self.count:03}", stem(length, *branch), params, priority, salt)
         self.count += 1
 
     @rule(draw=st.integers(0, 99))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from halocline.memory.layout import ArenaLayout, PoolLayout
 from halocline.memory.retention import Chunked, Full, Retention, Sliding, State, describe
 from halocline.params import SamplingParams
-from halocline.step import Backend, Failure, Sampled, Segment, StepPlan, StepResult
+from halocline.step import Backend, Copy, Failure, Sampled, Segment, StepPlan, StepResult
 
 WORD = 2**64
 FOLD = 0x5851F42D4C957F2D
@@ -154,6 +154,7 @@ class FakeBackend(Backend):
         self.fails: set[str] = set()
         """Requests whose computation fails."""
         self.moves_done = 0
+        self.copies_done = 0
 
     def run(self, plan: StepPlan) -> StepResult:
         """Do the moves, write the new positions, read the context back, hash."""
@@ -164,6 +165,7 @@ class FakeBackend(Backend):
         for move in plan.moves:
             self.pools[move.pool].ruin(slice(move.source, move.source + 1))
         self.moves_done += len(plan.moves)
+        self.copy(plan.copies)
         views = [_View(self, plan, index) for index in range(len(plan.segments))]
         for view in views:
             view.claim()
@@ -171,6 +173,7 @@ class FakeBackend(Backend):
             view.write_raw()
         for view in views:
             view.write_deep()
+        self.copy(plan.saves)
         sampled, failures = [], []
         for view in views:
             segment = view.segment
@@ -183,6 +186,15 @@ class FakeBackend(Backend):
 
     def close(self) -> None:
         """Hold nothing that needs freeing."""
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy states; no source may be a target."""
+        assert not {(c.pool, c.source) for c in copies} & {(c.pool, c.target) for c in copies}, copies
+        for copy in copies:
+            self.claim(copy.pool, np.array([copy.target]))
+            pool = self.pools[copy.pool]
+            pool.raw[copy.target], pool.deep[copy.target] = pool.raw[copy.source], pool.deep[copy.source]
+            self.copies_done += 1
 
     def claim(self, pool: int, pages: NDArray[np.int64]) -> None:
         """Take the slabs of `pages` for `pool`, ruining what another pool left there."""

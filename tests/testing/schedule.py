@@ -57,6 +57,11 @@ def prompt(length: int, salt: int = 0) -> tuple[int, ...]:
     return tuple((position * 31 + salt * 17 + position * position * 7) % VOCAB for position in range(length))
 
 
+def stem(length: int, branch: int = 0, at: int = 0) -> tuple[int, ...]:
+    """Return a prompt that begins like all others, and from position `at` on like those of its `branch`."""
+    return tuple((7 * position) % 5 + (branch if position >= at else 0) for position in range(length))
+
+
 def greedy(max_tokens: int | None = None, **fields: object) -> SamplingParams:
     """Return greedy parameters."""
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, **fields)  # type: ignore[arg-type]

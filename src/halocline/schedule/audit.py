@@ -9,7 +9,7 @@ import numpy as np
 from halocline.errors import InvariantError
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation, differ
-from halocline.memory.demand import floor_demand
+from halocline.memory.demand import Demand, floor_demand
 from halocline.memory.grant import NO_HANDLES, Grant, Handles
 from halocline.memory.layout import PoolLayout
 from halocline.memory.retention import Full
@@ -33,7 +33,8 @@ def audit(
     another owner since the last plan, which will look them up again.
     """
     found = [*_lines(roster), *_ends(roster), *_slots(roster, rules)]
-    found += _standing_grants(arena, roster, floor, between_steps=busy is None)
+    wanted = floor_demand(arena.layout, rules.prefix_cache)
+    found += _standing_grants(arena, roster, (floor, wanted), between_steps=busy is None)
     for request in roster.live.values():
         found += _request(request)
         if request.holding is not None:
@@ -67,9 +68,11 @@ def _ends(roster: Roster) -> Iterator[Violation]:
     yield from differ("L10", "requests taken", len(roster.live) + ended, totals.arrived)
 
 
-def _standing_grants(arena: Arena, roster: Roster, floor: Grant, *, between_steps: bool) -> Iterator[Violation]:
+def _standing_grants(
+    arena: Arena, roster: Roster, standing: tuple[Grant, Demand], *, between_steps: bool
+) -> Iterator[Violation]:
     """The floor stands, whole between steps; a step's grant ends with its step; nobody has two."""
-    wanted = floor_demand(arena.layout)
+    floor, wanted = standing
     if not floor.is_open or floor.demand != wanted or (between_steps and tuple(floor.room) != wanted):
         is_now = f"the floor is {tuple(floor.demand)} pages, open: {floor.is_open}; it should be {tuple(wanted)}"
         yield Violation("L3", f"{is_now}, of which {tuple(floor.lent)} are lent")
@@ -114,7 +117,7 @@ def _pages(arena: Arena, request: Request, holding: Holding, busy: bool) -> Iter
         shared = _shared(holding, pool, number)
         if not np.array_equal(holding.handles[number][: len(shared)], shared):
             yield Violation("L1", f"{name}: its table begins with other pages than the {len(shared)} that it locks")
-        own = count - len(shared)
+        own = count - len(shared) + len(holding.saved[number])
         if own != grant.pages(number):
             sign = "missing" if own < grant.pages(number) else "counted twice"
             yield Violation("L1", f"{name}: {abs(own - grant.pages(number))} pages {sign}: {own} handles")

@@ -29,6 +29,8 @@ class Chunk:
     tokens: int
     is_senior: bool
     """Whether it may borrow from the floor."""
+    saves: bool = False
+    """Whether the states at its end are saved as a checkpoint."""
 
     @property
     def end(self) -> int:
@@ -67,12 +69,18 @@ class StepRoom:
 
         return fit_chunk(self._arena.layout, start, target, self.tokens_left, resident, fits)
 
-    def take(self, request: Request, start: int, tokens: int, resident: Demand) -> Refusal | None:
-        """Enter a chunk of `tokens` at `start`, or say what the budget refused; `resident` as for `fit`."""
-        extra = self._beyond_floor(step_extra(self._arena.layout, start, tokens, resident))
-        refusal = self._raise(extra)
+    def take(
+        self, request: Request, start: int, tokens: int, resident: Demand, checkpoint: Demand | None = None
+    ) -> Refusal | None:
+        """Enter a chunk of `tokens` at `start`, or say what the budget refused; `resident` as for `fit`.
+
+        Its states are saved into the pages of `checkpoint`, if given; where there is no room for them, it goes without.
+        """
+        extra = step_extra(self._arena.layout, start, tokens, resident)
+        saves = checkpoint is not None and self._raise(self._beyond_floor(extra.plus(checkpoint))) is None
+        refusal = None if saves else self._raise(self._beyond_floor(extra))
         if refusal is None:
-            self.chunks.append(Chunk(request, start, tokens, self._floor_is_free))
+            self.chunks.append(Chunk(request, start, tokens, self._floor_is_free, saves))
             self.tokens_left -= tokens
         self._floor_is_free = False
         return refusal

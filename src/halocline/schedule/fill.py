@@ -14,6 +14,7 @@ from halocline.schedule.admission import Gate
 from halocline.schedule.chunk import StepRoom
 from halocline.schedule.events import Reason
 from halocline.schedule.growth import Growth
+from halocline.schedule.holding import Holding
 from halocline.schedule.request import Request
 from halocline.schedule.roster import Roster
 from halocline.schedule.rules import Rules
@@ -54,9 +55,7 @@ class Filler:
                 continue  # it came back a moment ago
             holding = request.holding
             assert holding is not None, f"{request.id} prefills without a grant"
-            resident = holding.grant.demand.plus(self._sharing.covered(holding))
-            tokens = room.fit(request.computed, request.resumed_at, resident)
-            refusal = room.take(request, request.computed, tokens, resident) if tokens else None
+            tokens, refusal = self._chunk(request, holding, request.computed, room)
             if tokens == 0 or refusal is not None:
                 room.pass_floor_by()
                 all_served = False
@@ -86,9 +85,7 @@ class Filler:
             if self._arena.fits(holding.extra.minus(room.held_by_chunks)):
                 return self._step_room(room, holding)
             return self._refused(request, holding)
-        resident = holding.grant.demand.plus(self._sharing.covered(holding))
-        tokens = room.fit(candidate.start, len(request.history), resident)
-        refusal = room.take(request, candidate.start, tokens, resident) if tokens else None
+        tokens, refusal = self._chunk(request, holding, candidate.start, room)
         if tokens == 0 or refusal is not None:
             self._sharing.leave(request, holding, keep=False)
             return self._step_room(room, refusal)
@@ -96,6 +93,16 @@ class Filler:
         self._roster.admit(request, holding, candidate.start)
         self._growth.grant(request)
         return None
+
+    def _chunk(self, request: Request, holding: Holding, start: int, room: StepRoom) -> tuple[int, Refusal | None]:
+        """Enter the next chunk of `request` as far as there is room; return its tokens, 0 if none, and any refusal."""
+        resident = holding.grant.demand.plus(self._sharing.covered(holding))
+        stop = self._sharing.next_stop(request, holding, start)
+        tokens = room.fit(start, stop.end, resident)
+        if tokens == 0:
+            return 0, None
+        checkpoint = stop.checkpoint if start + tokens == stop.end else None
+        return tokens, room.take(request, start, tokens, resident, checkpoint)
 
     def _refused(self, request: Request, refusal: Refusal) -> Reason:
         if request.retractions and request is self._roster.most_senior():

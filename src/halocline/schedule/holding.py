@@ -31,7 +31,7 @@ _NOWHERE: Places = np.empty(0, dtype=np.int32)
 class Holding:
     """The pages of one request. Written by `Keeper` only."""
 
-    __slots__ = ("first_page", "grant", "handles", "lock", "page_until", "places", "slide_at")
+    __slots__ = ("first_page", "grant", "handles", "lock", "page_until", "places", "saved", "slide_at")
 
     def __init__(self, grant: Grant, pools: int, lock: Lock | None = None) -> None:
         """Hold nothing yet."""
@@ -45,6 +45,8 @@ class Holding:
         """Where these pages are now. Looked up in bulk for new pages and after moves only: a step of 256 long requests
         would spend a fifth of its time on looking up what has not changed."""
         self.first_page = [0] * pools
+        self.saved: list[Handles] = [_NONE] * pools
+        """Of a state pool: the page into which this step saves a checkpoint, while it does."""
         self.page_until = 0
         """The first position without a page in some pool."""
         self.slide_at = NEVER
@@ -66,6 +68,8 @@ class Keeper:
         pools = list(enumerate(arena.layout.pools))
         self._pools = len(pools)
         self._page_tokens = [pool.page_tokens if pool.is_positional else 0 for _, pool in pools]
+        self.states = Demand(int(not pool.is_positional) for _, pool in pools)
+        """One page in each state pool: what a checkpoint takes."""
         # Pools that give pages up while their request lives, with what decides when.
         self._windows = [
             (p, pool.page_tokens, pool.retention) for p, pool in pools if not isinstance(pool.retention, Full | State)
@@ -124,6 +128,13 @@ class Keeper:
                     at += len(new)
         for holding in takers:
             holding.page_until = self._page_until(holding)
+
+    def set_aside(self, holding: Holding) -> None:
+        """Take the last new page of each state pool out of the table: a checkpoint goes there."""
+        for pool, size in enumerate(self._page_tokens):
+            if size == 0:
+                holding.saved[pool] = holding.handles[pool][-1:]
+                holding.handles[pool], holding.places[pool] = holding.handles[pool][:-1], holding.places[pool][:-1]
 
     @property
     def is_current(self) -> bool:

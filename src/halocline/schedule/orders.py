@@ -24,7 +24,8 @@ def orders_of(
     for chunk in room.chunks:
         holding = chunk.request.holding
         assert holding is not None, f"{chunk.request.id} left after its chunk was planned"
-        asked = room.orders(chunk, keeper.wanted(holding, chunk.start, chunk.end))
+        wanted = keeper.wanted(holding, chunk.start, chunk.end)
+        asked = room.orders(chunk, wanted.plus(keeper.states) if chunk.saves else wanted)
         orders += asked
         takers += [chunk.request] * len(asked)
     return orders, takers

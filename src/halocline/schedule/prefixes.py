@@ -30,10 +30,12 @@ from halocline.memory.demand import Demand, zero
 from halocline.memory.grant import NO_HANDLES, Handles, Refusal
 from halocline.memory.pool import CACHED, INDEX_MASK
 from halocline.memory.retention import Full, State
+from halocline.schedule.chunk import Chunk
 from halocline.schedule.figures import CacheFigures
 from halocline.schedule.holding import Holding, Keeper
 from halocline.schedule.request import Request
-from halocline.schedule.sharing import Entrance, FitsAlone, granted, holding_of, may_fall
+from halocline.schedule.sharing import Entrance, FitsAlone, Stop, granted, holding_of, may_fall
+from halocline.step import Copy
 from halocline.units import floor_to
 
 NOTHING = Own(0, NO_HANDLES)
@@ -167,6 +169,8 @@ class Prefixes:
         if not moved:
             return
         holdings = [holding_of(request) for request in moved]
+        for holding in holdings if self._states else ():
+            self.tree.drop_states(_lock_of(holding))
         self._advance(moved, holdings, [request.computed == request.prompt_tokens for request in moved])
         for request, holding in zip(moved, holdings, strict=True):
             if may_fall(self._keeper, request):
@@ -180,6 +184,36 @@ class Prefixes:
             self._advance([request], [holding], [True], last=True)
         self.tree.close(lock)
         self._keeper.close(holding)
+
+    def next_stop(self, request: Request, holding: Holding, start: int) -> Stop:
+        """Return the next boundary at which states are worth a checkpoint, else the end of the history.
+
+        A state cannot be cut, so chunks end where somebody may resume: at the last granule of the history, and where
+        this prompt leaves what others have brought, which is the branch that its coming has revealed.
+        """
+        last = len(request.history)
+        if self._states:
+            revealed = min(_lock_of(holding).revealed_tokens, last - 1)
+            for boundary in sorted((floor_to(revealed, self._granule_tokens), floor_to(last, self._granule_tokens))):
+                if boundary > start:
+                    return Stop(boundary, self._keeper.states)
+        return Stop(last)
+
+    def copies(self, chunks: Sequence[Chunk]) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
+        """Return checkpoints to working states for those who begin hot, and the other way where one is to be saved."""
+        if not self._states:
+            return (), ()
+        copies: list[Copy] = []
+        saves: list[Copy] = []
+        for chunk in chunks:
+            holding = holding_of(chunk.request)
+            for pool in self._states:
+                working = int(holding.places[pool][0])
+                locked = self._arena.physical(pool, _lock_of(holding).pages[pool]).tolist()
+                copies += [Copy(pool, source, working) for source in locked]
+                saved = self._arena.physical(pool, holding.saved[pool]).tolist()
+                saves += [Copy(pool, working, target) for target in saved]
+        return tuple(copies), tuple(saves)
 
     def _advance(
         self, moved: Sequence[Request], holdings: Sequence[Holding], protect: Sequence[bool], *, last: bool = False
@@ -200,7 +234,11 @@ class Prefixes:
             key = request.prefix if request.prefix is not None else self._key(request)
             return Advance(lock, key, lock.inserted_tokens, computed, self._no_own, protect)
         self._free_passed(holding, end, computed)
-        return Advance(lock, self._key(request), end, computed, self._own(holding, lock), protect)
+        own = self._own(holding, lock)
+        for pool in self._states if not last else ():  # in the middle of a step a checkpoint is not written yet
+            own[pool] = Own(0, holding.saved[pool])
+            holding.saved[pool] = NO_HANDLES
+        return Advance(lock, self._key(request), end, computed, own, protect)
 
     def _own_page_leaves(self, holding: Holding, lock: Lock, computed: int) -> bool:
         for pool, page_tokens, retention in self._windows:

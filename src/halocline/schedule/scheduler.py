@@ -69,7 +69,7 @@ class Scheduler:
         granule = arena.layout.granule_tokens
         if rules.step_tokens < granule:
             raise ConfigError([f"step_tokens is {rules.step_tokens}, less than one granule of {granule} tokens"])
-        floor = arena.reserve(FLOOR_OWNER, floor_demand(arena.layout))
+        floor = arena.reserve(FLOOR_OWNER, floor_demand(arena.layout, rules.prefix_cache))
         if isinstance(floor, Refusal):
             raise ConfigError([f"the arena cannot hold even the floor of one granule: {floor.message}"])
         self._floor = floor
@@ -197,7 +197,13 @@ class Scheduler:
         self._keeper.fill([request.holding for request in takers if request.holding is not None], commit.handles)
         if not self._keeper.is_current:  # this commit moved pages, or one of another owner did
             self._keeper.look_up(self._roster.holdings())
+        for chunk in room.chunks:
+            if chunk.saves and chunk.request.holding is not None:
+                self._keeper.set_aside(chunk.request.holding)
         plan = pack(self._arena.layout, self._planned_steps, commit.moves, decodes, room.chunks)
+        copies, saves = self._sharing.copies(room.chunks)
+        if copies or saves:
+            plan = replace(plan, copies=copies, saves=saves)
         self._planned_steps += 1
         self._outstanding = _Outstanding(plan, tuple(decodes), room)
         return plan

@@ -15,9 +15,11 @@ from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
 from halocline.memory.demand import Demand, zero
 from halocline.memory.grant import Handles, Refusal
+from halocline.schedule.chunk import Chunk
 from halocline.schedule.figures import CacheFigures
 from halocline.schedule.holding import Holding, Keeper
 from halocline.schedule.request import Request, State
+from halocline.step import Copy
 
 FitsAlone = Callable[[int, Demand], bool]
 """Whether an empty arena holds a request that starts at a boundary, with so many pages beside its price."""
@@ -30,6 +32,15 @@ class Entrance:
     start: int
     found: Match | None = None
     """What the prefix cache has of it; None without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where a request's next chunk must end at the latest."""
+
+    end: int
+    checkpoint: Demand | None = None
+    """The pages into which its states should be saved there; None where they should not."""
 
 
 class Sharing(Protocol):
@@ -57,6 +68,14 @@ class Sharing(Protocol):
 
     def given_back(self, requests: Sequence[Request]) -> Demand:
         """Return the pages that can be granted anew when all of `requests` leave, together."""
+        ...
+
+    def next_stop(self, request: Request, holding: Holding, start: int) -> Stop:
+        """Return where the chunk of `request` at `start` must end: at a boundary to be saved, or with its history."""
+        ...
+
+    def copies(self, chunks: Sequence[Chunk]) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
+        """Return what is copied before this step's forward and saved after it, now that all pages are committed."""
         ...
 
     def settle(self, moved: Sequence[Request]) -> None:
@@ -117,6 +136,16 @@ class Alone:
     def given_back(self, requests: Sequence[Request]) -> Demand:
         """All their grants."""
         return granted(self._nothing, requests)
+
+    def next_stop(self, request: Request, holding: Holding, start: int) -> Stop:
+        """The end of its history."""
+        del holding, start
+        return Stop(len(request.history))
+
+    def copies(self, chunks: Sequence[Chunk]) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
+        """Nothing is."""
+        del chunks
+        return (), ()
 
     def settle(self, moved: Sequence[Request]) -> None:
         """Slide the windows and lower the grants."""
