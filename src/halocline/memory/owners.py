@@ -12,6 +12,7 @@ from halocline.memory.grant import Grant, Handles
 from halocline.memory.pool import CACHED, FREE, GENERATION, HELD, INDEX_MASK, LOCKED, Pages, Pool
 
 NO_PAGES: Pages = np.zeros(0, np.int64)
+NO_PAGES.flags.writeable = False
 SPARE_RECEIPTS = 64
 SPARE_NAMES = 1024
 
@@ -80,6 +81,8 @@ class Owners:
 
     def valid(self, pool: Pool, handles: Handles) -> Pages:
         """Return the indices of `handles`; raises InvariantError, naming the page's owner, if one is stale."""
+        if len(handles) == 0:
+            return NO_PAGES
         index = handles & INDEX_MASK
         try:
             good = pool.handle_of[index] == handles
@@ -94,10 +97,11 @@ class Owners:
 
     def check(self, pool: Pool, index: Pages, states: tuple[int, ...], verb: str) -> None:
         """Raise InvariantError unless all `index` are distinct and in one of `states`."""
-        if len(index) == 0:
-            return
         self.check_distinct(pool, index, verb)
-        good = np.isin(pool.state[index], states)
+        first, *others = states
+        good = pool.state[index] == first  # a compare for each: np.isin takes ten times as long
+        for state in others:
+            good |= pool.state[index] == state
         if not good.all():
             raise InvariantError([f"cannot {verb} {self.describe(pool, int(index[int(np.argmin(good))]))}"])
 
@@ -127,7 +131,8 @@ class Owners:
         """Return the indices of `handles`, per pool; raises InvariantError unless they are distinct, in `states`."""
         index = [self.valid(pool, of_pool) for pool, of_pool in zip(self.pools, handles, strict=True)]
         for pool, of_pool in zip(self.pools, index, strict=True):
-            self.check(pool, of_pool, states, verb)
+            if len(of_pool):
+                self.check(pool, of_pool, states, verb)
         return index
 
     def describe(self, pool: Pool, index: int) -> str:
