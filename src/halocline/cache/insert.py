@@ -29,7 +29,8 @@ from halocline.cache.forest import Forest
 from halocline.cache.keys import Key
 from halocline.cache.locks import Lock, LockBook
 from halocline.cache.match import Resume
-from halocline.cache.node import TOMBSTONE, Node, Shape, gather, scatter, tombstones
+from halocline.cache.merge import Insertion, Merge
+from halocline.cache.node import TOMBSTONE, Node, gather, scatter, tombstones
 from halocline.errors import InvariantError
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
@@ -92,14 +93,14 @@ class Inserter:
         self._locks.pass_windows([(each.lock, each.computed_tokens) for each in step])
         return [self._settle(each, plan) for each, plan in zip(step, plans, strict=True)]
 
-    def _plan(self, each: Advance) -> _Insertion:
+    def _plan(self, each: Advance) -> Insertion:
         shape, lock = self._forest.shape, each.lock
         start, end = lock.inserted, each.end_tokens // shape.granule_tokens
         if each.end_tokens % shape.granule_tokens or not start <= end or each.end_tokens > each.computed_tokens:
             why = f"inserts from {start * shape.granule_tokens} to {each.end_tokens} of {each.computed_tokens} computed"
             raise InvariantError([f"{lock.grant.owner!r} {why}"])
         if start == end:
-            return _Insertion(lock.node, start, None, [])
+            return Insertion(lock.node, start, None, [])
         # Full pages up to the locked path's end are the tree's already, and never the request's own.
         lacking, branch = max(start, lock.node.end), None
         if lacking < end:
@@ -109,9 +110,9 @@ class Inserter:
         merges = [self._merge(pool, (start, end), each) for pool in self._locks.windows]
         if lacking < end:
             merges += [self._merge(pool, (lacking, end), each) for pool in self._locks.full]
-        return _Insertion(lock.node, start, branch, merges)
+        return Insertion(lock.node, start, branch, merges)
 
-    def _settle(self, each: Advance, plan: _Insertion) -> Inserted:
+    def _settle(self, each: Advance, plan: Insertion) -> Inserted:
         swapped = [Own(0, NO_HANDLES)] * self._forest.shape.pools
         for merge in plan.merges:
             self._settle_kept(each.lock, plan.path(), merge)
@@ -138,7 +139,7 @@ class Inserter:
         has_state = any(node.pages[pool][0] != TOMBSTONE for pool in self._forest.shape.states if not node.is_root)
         return not (node.is_root or node.children or node.locks > 1 or node.mark or has_state)
 
-    def _merge(self, pool: int, run: tuple[int, int], each: Advance) -> _Merge:
+    def _merge(self, pool: int, run: tuple[int, int], each: Advance) -> Merge:
         per_granule, own = self._forest.shape.pages_per_granule[pool], each.own[pool]
         first, last = run[0] * per_granule, run[1] * per_granule
         mine = np.full(last - first, TOMBSTONE, np.int64)
@@ -149,9 +150,9 @@ class Inserter:
         if (mine[kept_from - first :] == TOMBSTONE).any():
             who = each.lock.grant.owner
             raise InvariantError([f"{who!r} inserts pages {kept_from} to {last} of pool {pool} without holding them"])
-        return _Merge(pool, first, kept_from, mine)
+        return Merge(pool, first, kept_from, mine)
 
-    def _settle_gone(self, lock: Lock, path: list[Node], merge: _Merge) -> None:
+    def _settle_gone(self, lock: Lock, path: list[Node], merge: Merge) -> None:
         # Pages that the window has passed: duplicates and what nobody can read are freed, the others cached.
         merge.look(path, self._forest.shape)
         gone = slice(0, merge.kept_from - merge.first_page)
@@ -168,7 +169,7 @@ class Inserter:
             self._arena.cache(lock.grant, merge.pool, mine[new])
         self._write(path, merge, gone)
 
-    def _settle_kept(self, lock: Lock, path: list[Node], merge: _Merge) -> None:
+    def _settle_kept(self, lock: Lock, path: list[Node], merge: Merge) -> None:
         # Pages that the request still reads: duplicates are swapped for the tree's, the others adopted.
         merge.look(path, self._forest.shape)
         pool, kept = merge.pool, slice(merge.kept_from - merge.first_page, None)
@@ -190,14 +191,14 @@ class Inserter:
             self._locks.count_in(lock, pool, taken & INDEX_MASK)
         self._write(path, merge, kept)
 
-    def _write(self, path: list[Node], merge: _Merge, part: slice) -> None:
+    def _write(self, path: list[Node], merge: Merge, part: slice) -> None:
         # Puts what the tree got into the nodes' places.
         result = np.where(merge.theirs == TOMBSTONE, merge.mine, merge.theirs)[part]
         scatter(path, self._forest.shape, merge.pool, merge.first_page + (part.start or 0), result)
         for node in path:
             self._forest.own(node, merge.pool, node.pages[merge.pool])
 
-    def _record(self, lock: Lock, path: list[Node], merge: _Merge) -> Own:
+    def _record(self, lock: Lock, path: list[Node], merge: Merge) -> Own:
         last = merge.first_page + len(merge.mine)
         handles = gather(path, self._forest.shape, merge.pool, merge.kept_from, last).copy()
         if merge.pool in self._locks.windows:
@@ -222,35 +223,3 @@ class Inserter:
 
     def _only(self, pool: int, handles: Handles) -> list[Handles]:
         return [handles if number == pool else NO_HANDLES for number in range(len(self._arena.pools))]
-
-
-@dataclass(frozen=True, slots=True)
-class _Insertion:
-    node: Node
-    """Where the inserted range ends."""
-    start: int
-    """The granules before it."""
-    branch: Node | None
-    merges: list[_Merge]
-
-    def path(self) -> list[Node]:
-        """Return the nodes of the range, anew each time: another request of the step may have split one."""
-        return [node for node in self.node.path() if node.end > self.start]
-
-
-class _Merge:
-    """One pool's pages over the inserted range: the request's and the tree's, by page."""
-
-    __slots__ = ("first_page", "kept_from", "mine", "pool", "theirs")
-
-    def __init__(self, pool: int, first_page: int, kept_from: int, mine: Handles) -> None:
-        self.pool = pool
-        self.first_page = first_page
-        self.kept_from = kept_from
-        """The first page that the request still reads."""
-        self.mine = mine
-        self.theirs = NO_HANDLES
-
-    def look(self, path: list[Node], shape: Shape) -> None:
-        """See what the tree has by now: another request of the same step may have brought the same pages."""
-        self.theirs = gather(path, shape, self.pool, self.first_page, self.first_page + len(self.mine)).copy()
