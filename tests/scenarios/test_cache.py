@@ -117,7 +117,7 @@ def test_d2_a_tail_lives_and_dies_as_a_unit():
 
 
 def test_d2_bites_when_pages_go_one_by_one(monkeypatch):
-    monkeypatch.setattr(Marks, "_rank_tail", lambda *_: None)
+    monkeypatch.setattr(Marks, "_free_tail", lambda marks, _: marks._nothing())
     monkeypatch.setattr(CacheWorld, "check", lambda _: None)  # the audit sees it, too
     assert broken_tails() > 0
 

@@ -68,6 +68,8 @@ class Decay:
                 return
             self._forest.remove(node)
             node = node.parent
+            if not node.children:
+                self._marks.childless(node)
 
     def _cut(self, node: Node, granules: int, extra: list[list[Handles]]) -> list[Mark]:
         # Returns the marks whose tails have lost pages.

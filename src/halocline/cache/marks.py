@@ -33,7 +33,7 @@ from halocline.cache.locks import LockBook
 from halocline.cache.match import Resume
 from halocline.cache.node import PROVEN, TOMBSTONE, Mark, Node, gather
 from halocline.memory.arena import Arena
-from halocline.memory.evictable import Place
+from halocline.memory.evictable import NO_UNIT, Place
 from halocline.memory.grant import NO_HANDLES, Handles
 from halocline.memory.pool import CACHED, INDEX_MASK
 from halocline.memory.retention import Chunked, Retention, Sliding
@@ -78,15 +78,21 @@ class Marks:
 
     # ---- marks come, are used, and go
 
-    def mark(self, node: Node, prefix: Digests, *, proven: bool, resumed: int) -> None:
-        """Protect the boundary at `node`'s end, reached by a request that resumed after `resumed` granules."""
+    def mark(self, node: Node, prefix: Digests, *, proven: bool, resumed: int, end_tokens: int | None = None) -> None:
+        """Protect the boundary at `node`'s end, reached by a request that resumed after `resumed` granules.
+
+        `end_tokens`: where a prompt or an output ended, there or within a granule beyond. The branch slack is
+        counted from there: boundaries down to so many tokens before it can be resumed at, too.
+        """
         if node.is_root or (node.mark is None and not self.is_whole(node)):
             return
         if node.mark is None:
-            node.mark = Mark(self._next_id, node, prefix)
+            node.mark = Mark(self._next_id, node, prefix, node.end * self._forest.shape.granule_tokens)
             self._next_id += 1
             self.marks[node.mark.id] = node.mark
             node.mark.returned = not proven and self.ghosts.knows(prefix, resumed)
+        if end_tokens is not None:
+            node.mark.from_tokens = max(0, min(node.mark.from_tokens, end_tokens - self._slack_tokens))
         self._value(node.mark, proven=proven or node.mark.proven)
 
     def use(self, node: Node, prefix: Digests) -> None:
@@ -101,18 +107,33 @@ class Marks:
     def unlocked(self, loose: Sequence[Handles]) -> None:
         """Put pages that the last locker has left in their units again."""
         nodes: dict[int, Node] = {}
-        marks: dict[int, Mark] = {}
-        for pool, handles in enumerate(loose):
-            index = handles & INDEX_MASK
-            if pool in self._locks.full:
-                nodes |= {node.id: node for node in self._forest.owners(pool, index)}
-            else:
-                ids = np.unique(self._forest.books[pool].mark[index]).tolist()
-                marks |= {i: self.marks[i] for i in ids if i != NO_MARK}
+        for pool in self._locks.full:
+            nodes |= {node.id: node for node in self._forest.owners(pool, loose[pool] & INDEX_MASK)}
         for node in sorted(nodes.values(), key=lambda node: node.start):
-            self._rank_body(node)
-        for mark in marks.values():
-            self._rank_tail(mark)
+            self._rank(node)
+        for pool in self.tail_pools:
+            if len(loose[pool]):
+                self._unlocked_of_tails(pool, loose[pool])
+
+    def _unlocked_of_tails(self, pool: int, loose: Handles) -> None:
+        # What windows pass of a tail page by page joins its unit: to make that anew would take ten times as long.
+        index = loose & INDEX_MASK
+        alone = (self._arena.ranking.member[pool][index] == NO_UNIT) & (self._arena.pools[pool].state[index] == CACHED)
+        joining: dict[int, list[int]] = {}
+        for handle, mark_id in zip(
+            loose[alone].tolist(), self._forest.books[pool].mark[index[alone]].tolist(), strict=True
+        ):
+            if mark_id != NO_MARK:
+                joining.setdefault(mark_id, []).append(handle)
+        parts = []
+        for mark_id, handles in joining.items():
+            mark = self.marks[mark_id]
+            if mark.tail is not None and mark.tail.left[pool]:
+                parts.append((mark.tail, np.array(handles, np.int64)))
+            else:
+                self._rank(mark.node)
+        if parts:
+            self._arena.join(pool, parts)
 
     def died(self, marks: Sequence[Mark]) -> None:
         """Look at marks that lost pages: those whose boundary is void end, and the clock rises to their worth."""
@@ -124,15 +145,21 @@ class Marks:
                 self._clock[mark.proven] = max(self._clock[mark.proven], mark.key)
                 self._end(mark)
             else:
-                self._rank_tail(mark)
+                self._rank(node)  # perhaps it was cut: what hangs on it must still stand deeper
+
+    def childless(self, node: Node) -> None:
+        """Be told that what hung below `node` is gone: its pages and its tail are one choice from now on."""
+        if node.mark is not None and node.body is not node.mark.tail:
+            self._rank(node)
 
     def is_whole(self, node: Node) -> bool:
         """Whether a request could resume at `node`'s end (L7)."""
-        return not any((self._tail(node, pool, 0) == TOMBSTONE).any() for pool in self.tail_pools)
+        end = node.end * self._forest.shape.granule_tokens
+        return not any((self._tail(node, pool, end) == TOMBSTONE).any() for pool in self.tail_pools)
 
     def tail(self, mark: Mark, pool: int) -> Handles:
         """Return the pages of `mark`'s tail, the branch slack included, that are there."""
-        tail = self._tail(mark.node, pool, self._slack_tokens)
+        tail = self._tail(mark.node, pool, mark.from_tokens)
         there: Handles = tail[tail != TOMBSTONE]
         return there
 
@@ -182,7 +209,7 @@ class Marks:
         mark.key = key
         if mark.proven:
             heapq.heappush(self._proven, (key, mark.id))
-        self._rank_tail(mark)
+        self._rank(mark.node)
         self._refresh_worth(mark.node)
 
     def _set_proven(self, mark: Mark, *, proven: bool) -> None:
@@ -229,45 +256,59 @@ class Marks:
 
     # ---- units
 
-    def _rank_body(self, node: Node) -> None:
-        # The node's full pages, deepest first; tails and nodes below hang on them.
+    def _rank(self, node: Node) -> None:
+        # Tells the arena of the full pages and of the tail at the end, as far as nobody locks them. Where nothing
+        # hangs below both are one unit: full pages whose boundary is void would be kept for nothing, as a tail's rest.
+        self._unrank(node)
+        mark, body = node.mark, self._free_body(node)
+        tail = self._free_tail(mark) if mark is not None else self._nothing()
+        above = node.parent.body if node.parent is not None else None
+        above = above if above is not None and any(above.left) else None
+        if mark is not None and not node.children and any(map(len, tail)) and any(map(len, body)):
+            pages = [of_body if len(of_body) else of_tail for of_body, of_tail in zip(body, tail, strict=True)]
+            node.body = mark.tail = self._arena.rank(pages, mark.worth, Place(2 * node.end + 1, 0, above))
+            return
+        if any(map(len, body)):
+            bundle = self._forest.shape.pages_per_granule[self._locks.full[0]]
+            node.body = self._arena.rank(body, node.worth, Place(2 * node.end, bundle, above))
+            for child in node.children.values():
+                if child.body is not None and any(child.body.left):
+                    self._arena.ranking.hang(child.body, node.body)
+        if mark is not None and any(map(len, tail)):
+            mark.tail = self._arena.rank(tail, mark.worth, Place(2 * node.end + 1, 0, node.body))
+
+    def _unrank(self, node: Node) -> None:
+        units = {unit.id: unit for unit in (node.body, node.mark.tail if node.mark is not None else None) if unit}
+        for unit in units.values():
+            if any(unit.left):
+                self._arena.unrank(unit)
+        node.body = None
+        if node.mark is not None:
+            node.mark.tail = None
+
+    def _free_body(self, node: Node) -> list[Handles]:
+        # The node's full pages, deepest first; none if somebody locks one of them.
+        pages = self._nothing()
         for pool in self._locks.full:
             handles = node.pages[pool][::-1]
-            if node.body is not None and any(node.body.left):
-                self._arena.unrank(node.body)
-            node.body = None
-            if (self._arena.pools[pool].state[handles & INDEX_MASK] != CACHED).any():
-                return
-            above = node.parent.body if node.parent is not None else None
-            above = above if above is not None and any(above.left) else None
-            place = Place(2 * node.end, self._forest.shape.pages_per_granule[pool], above)
-            node.body = self._arena.rank(self._only(pool, handles), node.worth, place)
-            hanging = [child.body for child in node.children.values()]
-            hanging.append(node.mark.tail if node.mark is not None else None)
-            for unit in hanging:
-                if unit is not None and any(unit.left):
-                    self._arena.ranking.hang(unit, node.body)
+            if (self._arena.pools[pool].state[handles & INDEX_MASK] == CACHED).all():
+                pages[pool] = handles
+        return pages
 
-    def _rank_tail(self, mark: Mark) -> None:
+    def _free_tail(self, mark: Mark) -> list[Handles]:
         # The pages that the mark keeps and nobody locks.
-        self._unrank_tail(mark)
         self._keep(mark)
-        pages: list[Handles] = [NO_HANDLES for _ in self._arena.pools]
+        pages = self._nothing()
         for pool in self.tail_pools:
             kept = self._kept(mark, pool)
             kept = kept[self._arena.pools[pool].state[kept & INDEX_MASK] == CACHED]
             pages[pool] = kept
             if (self._arena.ranking.member[pool][kept & INDEX_MASK] != 0).any():
                 self._arena.requeue(pool, kept)
-        if any(map(len, pages)):
-            body = mark.node.body
-            over = body if body is not None and any(body.left) else None
-            mark.tail = self._arena.rank(pages, mark.worth, Place(2 * mark.node.end + 1, 0, over))
+        return pages
 
-    def _unrank_tail(self, mark: Mark) -> None:
-        if mark.tail is not None and any(mark.tail.left):
-            self._arena.unrank(mark.tail)
-        mark.tail = None
+    def _nothing(self) -> list[Handles]:
+        return [NO_HANDLES for _ in self._arena.pools]
 
     def _keep(self, mark: Mark) -> None:
         # Takes over the pages of its tail that no worthier mark keeps.
@@ -283,19 +324,17 @@ class Marks:
         kept: Handles = tail[self._forest.books[pool].mark[tail & INDEX_MASK] == mark.id]
         return kept
 
-    def _tail(self, node: Node, pool: int, slack_tokens: int) -> Handles:
-        # The pages before the node's end in a window pool, or its state, tombstones included.
+    def _tail(self, node: Node, pool: int, from_tokens: int) -> Handles:
+        # What boundaries from `from_tokens` to the node's end read in a window pool; or its state. With tombstones.
         shape = self._forest.shape
         if pool in shape.states:
             return node.pages[pool]
-        end = node.end * shape.granule_tokens
-        first = self._resume.first_page(pool, end)
-        first = max(0, first - slack_tokens // self._arena.layout.pools[pool].page_tokens)
+        first = self._resume.first_page(pool, from_tokens)
         return gather(node.path(), shape, pool, first, node.end * shape.pages_per_granule[pool])
 
     def _end(self, mark: Mark, *, evicted: bool = True) -> None:
-        self._unrank_tail(mark)
         node = mark.node
+        self._unrank(node)
         for pool in self.tail_pools:
             self._forest.books[pool].mark[self._kept(mark, pool) & INDEX_MASK] = NO_MARK
         self._set_proven(mark, proven=False)
@@ -303,6 +342,8 @@ class Marks:
             self.ghosts.remember(mark.prefix, self._shared(node))
         del self.marks[mark.id]
         node.mark = None
+        if node.id in self._forest.nodes:
+            self._rank(node)
         living: Node | None = node
         while living is not None and living.id not in self._forest.nodes:
             living = living.parent
@@ -310,7 +351,7 @@ class Marks:
         above = node.parent
         while above is not None and not above.is_root:
             if above.mark is not None:  # pages that the ended one kept may be in its tail
-                self._rank_tail(above.mark)
+                self._rank(above)
                 break
             above = above.parent
 
@@ -326,6 +367,3 @@ class Marks:
             if above is not None and any(c is not below and c.worth > 0 for c in above.children.values()):
                 return above.end
         return 0
-
-    def _only(self, pool: int, handles: Handles) -> list[Handles]:
-        return [handles if number == pool else NO_HANDLES for number in range(len(self._arena.pools))]

@@ -159,7 +159,8 @@ class Tree:
             self._standby.end(lock)
             prefix = digests(each.key, lock.inserted, unit)
             node = self.forest.end_at(lock.node, lock.inserted)
-            self.marks.mark(node, prefix, proven=lock.resumed > 0, resumed=lock.resumed)
+            proven, end = lock.resumed > 0, each.computed_tokens
+            self.marks.mark(node, prefix, proven=proven, resumed=lock.resumed, end_tokens=end)
 
     # ---- eviction
 
