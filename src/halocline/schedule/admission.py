@@ -134,8 +134,8 @@ class Gate:
             return None
         return self._arithmetic(resident(self._arena.layout, 1, 1))
 
-    def candidate(self, request: Request) -> Candidate:
-        """Price `request` for admission now, from the longest cached boundary on that it could live with.
+    def candidate(self, request: Request, *, cold: bool = False) -> Candidate:
+        """Price `request` for admission now, from the longest cached boundary on that it could live with, or from 0.
 
         Hot may cost more than cold: a boundary whose whole life, whatever part of it is granted now, does not fit an
         empty arena beside the floor would never be admitted, so the next shorter one is asked, down to 0.
@@ -145,7 +145,7 @@ class Gate:
 
         def fits_alone(start: int, beside: Demand) -> bool:
             demand = resident(self._arena.layout, prompt_tokens, left, start)
-            return self._arena.fits_empty(demand.plus(beside).plus(self._floor))
+            return not cold and self._arena.fits_empty(demand.plus(beside).plus(self._floor))
 
         entrance = self._sharing.entrance(request, fits_alone)
         whole = self._rules.is_guaranteed or request.params.ignore_eos or request.retractions > 0

@@ -107,7 +107,9 @@ class Reason:
     senior-short  a more senior request was refused an extension or its return; juniors get nothing new meanwhile
     step-room     it fits, but this step's token budget or step room is used up
     queue         someone more senior waits before it
+    prefix        another request computes more of its prefix than is cached; it waits for that, a few steps at most
+    delay         it waits for a fuller batch of prefills while others decode, as the operator's delay says
     """
 
-    code: Literal["slots", "memory", "senior-short", "step-room", "queue"]
+    code: Literal["slots", "memory", "senior-short", "step-room", "queue", "prefix", "delay"]
     detail: str

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from halocline.memory.arena import Arena
 from halocline.memory.grant import Refusal
-from halocline.schedule.admission import Gate
+from halocline.schedule.admission import Candidate, Gate
 from halocline.schedule.chunk import StepRoom
+from halocline.schedule.delay import Delay
 from halocline.schedule.events import Reason
 from halocline.schedule.growth import Growth
 from halocline.schedule.holding import Holding
@@ -19,6 +20,11 @@ from halocline.schedule.request import Request
 from halocline.schedule.roster import Roster
 from halocline.schedule.rules import Rules
 from halocline.schedule.sharing import Sharing
+
+MOST_WAIT_STEPS = 16
+"""How many steps a request waits for prefixes that others compute, all told."""
+MOST_PASSED = 8
+"""How many requests may wait so and let others pass in one step: each of them is looked up in every step."""
 
 
 class Filler:
@@ -33,11 +39,12 @@ class Filler:
         self._sharing = sharing
         self._roster = roster
         self._growth = growth
+        self._delay = Delay(arena, rules, roster)
 
-    def fill(self, room: StepRoom, reasons: dict[str, Reason]) -> None:
+    def fill(self, room: StepRoom, reasons: dict[str, Reason], now: float) -> None:
         """Enter chunks into `room`; `reasons` gets an entry for who was considered and may not compute now."""
         self._return_most_senior(room)
-        if self._continue_prefills(room, reasons):
+        if self._continue_prefills(room, reasons) and not self._delay.holds_back(room, reasons, now):
             self._admit(room, reasons)
 
     def _return_most_senior(self, room: StepRoom) -> None:
@@ -63,23 +70,35 @@ class Filler:
         return all_served
 
     def _admit(self, room: StepRoom, reasons: dict[str, Reason]) -> None:
-        """Admit waiting requests in order of seniority; the first that cannot enter stops all behind it."""
-        while (request := self._roster.waiting.first()) is not None:
+        """Admit waiting requests in order of seniority; the first that cannot enter stops all behind it.
+
+        Who would rather wait for a prefix that another one computes lets those behind it pass, a few of them at most.
+        """
+        passed = 0
+        while passed < min(MOST_PASSED, len(self._roster.waiting)):
+            request = self._roster.waiting[passed]
             reason = self._try_admit(request, room)
-            if reason is not None:
-                reasons[request.id] = reason
+            if reason is None:
+                reasons.pop(request.id, None)
+                continue
+            reasons[request.id] = reason
+            if reason.code != "prefix":
                 return
-            reasons.pop(request.id, None)
+            passed += 1
 
     def _try_admit(self, request: Request, room: StepRoom) -> Reason | None:
-        slots = self._rules.max_running_requests
-        if self._roster.running >= slots:
-            return Reason("slots", f"{slots} requests are running, the most that max_running_requests allows")
-        blocked = self._growth.short_reason(request)
-        if blocked is not None:
-            return blocked
+        barred = self._barred(request)
+        if barred is not None:
+            return barred
         candidate = self._gate.candidate(request)
+        waits = self._waits_for_prefix(request, candidate)
+        if waits is not None:
+            return waits
         holding = self._sharing.open(request, candidate.entrance, candidate.demand)
+        if isinstance(holding, Refusal) and candidate.start and self._roster.running == 0:
+            # Hot may cost more than cold, and nobody is there whose leaving could make room.
+            candidate = self._gate.candidate(request, cold=True)
+            holding = self._sharing.open(request, candidate.entrance, candidate.demand)
         if isinstance(holding, Refusal):
             # What this step's chunks borrow is back when the step is over.
             if self._arena.fits(holding.extra.minus(room.held_by_chunks)):
@@ -93,6 +112,28 @@ class Filler:
         self._roster.admit(request, holding, candidate.start)
         self._growth.grant(request)
         return None
+
+    def _barred(self, request: Request) -> Reason | None:
+        """Say why nobody like `request` may come in now, whatever it asks for."""
+        slots = self._rules.max_running_requests
+        if self._roster.running >= slots:
+            return Reason("slots", f"{slots} requests are running, the most that max_running_requests allows")
+        return self._growth.short_reason(request)
+
+    def _waits_for_prefix(self, request: Request, candidate: Candidate) -> Reason | None:
+        """Say whose work `request` waits for instead of doing it again; it never waits twice for long."""
+        if request.retractions or request.waits >= MOST_WAIT_STEPS:
+            return None
+        awaited = self._sharing.awaited(request, candidate.entrance, self._roster.prefilling)
+        if awaited is None:
+            return None
+        request.waits += 1
+        other, agreed = awaited.request, awaited.boundary
+        return Reason(
+            "prefix",
+            f"{other.id} has computed {other.computed} of {agreed} tokens that both begin with, {candidate.start} are "
+            f"cached; it has waited {request.waits} of at most {MOST_WAIT_STEPS} steps for them",
+        )
 
     def _chunk(self, request: Request, holding: Holding, start: int, room: StepRoom) -> tuple[int, Refusal | None]:
         """Enter the next chunk of `request` as far as there is room; return its tokens, 0 if none, and any refusal."""

@@ -15,12 +15,12 @@ The price of a request is the same hot and cold; what locked pages cover of it, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from halocline.cache.insert import Advance, Own
-from halocline.cache.keys import Key, token_key
+from halocline.cache.keys import Key, common_granules, token_key
 from halocline.cache.lock import Lock
 from halocline.cache.match import Match
 from halocline.cache.tree import Tree
@@ -34,7 +34,7 @@ from halocline.schedule.chunk import Chunk
 from halocline.schedule.figures import CacheFigures
 from halocline.schedule.holding import Holding, Keeper
 from halocline.schedule.request import Request
-from halocline.schedule.sharing import Entrance, FitsAlone, Stop, granted, holding_of, may_fall
+from halocline.schedule.sharing import Awaited, Entrance, FitsAlone, Stop, granted, holding_of, may_fall
 from halocline.step import Copy
 from halocline.units import floor_to
 
@@ -73,6 +73,27 @@ class Prefixes:
                 return Entrance(start, found)
         raise AssertionError("0 is always a boundary")
 
+    def awaited(self, request: Request, entrance: Entrance, prefilling: Iterable[Request]) -> Awaited | None:
+        """Return who of `prefilling` will bring the longest boundary beyond the entrance, None if nobody."""
+        key, best = self._key(request), None
+        for other in prefilling:
+            boundary = self._agree(key, other)
+            if boundary > max(entrance.start, other.computed, best.boundary if best is not None else 0):
+                best = Awaited(other, boundary)
+        return best
+
+    def _agree(self, key: Key, other: Request) -> int:
+        # The longest boundary that `other` will leave and `key` can resume at. States cannot be cut: all of it or none.
+        if other.namespace != key.namespace:
+            return 0
+        tokens = self._granule_tokens
+        unit, theirs = self.tree.shape.granule_bytes, self._key(other)
+        most = min(key.tokens - 1, len(other.history)) // tokens
+        agreed = common_granules(key.data[: most * unit], theirs.data, 0, unit) * tokens
+        if self._states and agreed < floor_to(len(other.history), tokens):
+            return 0
+        return agreed
+
     def open(self, request: Request, entrance: Entrance, demand: Demand) -> Holding | Refusal:
         """Lock what resuming at the entrance reads and reserve the rest of `demand`; refused, nothing has changed."""
         assert entrance.found is not None, f"{request.id} enters without having asked the tree"
@@ -99,6 +120,7 @@ class Prefixes:
         if request.retractions:
             counts["resumed"] += entrance.start
             return
+        counts["waited"] += request.waits > 0
         counts["looked_up"] += len(request.history)
         counts["hit"] += entrance.start
         self._lookups[found.reason] = self._lookups.get(found.reason, 0) + 1

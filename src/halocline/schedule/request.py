@@ -68,6 +68,7 @@ class Request:
         "stops",
         "stops_from",
         "story",
+        "waits",
     )
 
     def __init__(self, event: Arrive, arrival: int, max_tokens: int, eos: frozenset[int]) -> None:
@@ -99,6 +100,8 @@ class Request:
         self.resumed_at = self.prompt_tokens
         """Length of `history` at the last admission: what the prefill has to compute."""
         self.retractions = 0
+        self.waits = 0
+        """Steps that it has waited for a prefix which another request computes."""
         self.story: deque[str] = deque([f"arrived with {self.prompt_tokens} prompt tokens"], maxlen=STORY_LINES)
 
     def move(self, state: State, step: int) -> None:

@@ -144,20 +144,19 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """Plan the next step; None when there is nothing to compute now.
 
-        `now` is the engine's clock in seconds; no decision depends on it. Raises InvariantError while the last plan
-        still awaits its result.
+        `now` is the engine's clock in seconds; only the prefill delay, if there is one, depends on it. Raises
+        InvariantError while the last plan still awaits its result.
         """
-        del now
         if self._outstanding is not None:
             raise InvariantError([f"step {self._outstanding.plan.step} was planned and not applied yet"])
         while True:
             before = self._roster.totals.retractions
-            plan = self._plan()
+            plan = self._plan(now)
             # When the only one left to compute gave way for a short senior, that one can go on now, or fail.
             if plan is not None or self._roster.totals.retractions == before:
                 return plan
 
-    def _plan(self) -> StepPlan | None:
+    def _plan(self, now: float) -> StepPlan | None:
         self._reasons.clear()
         roster = self._roster
         served = self._growth.reserve_decodes(self._reasons)
@@ -166,7 +165,7 @@ class Scheduler:
             decodes = [request for request in decodes if request.id not in self._reasons]
         room = StepRoom(self._arena, self._floor, self._rules.step_tokens - len(decodes))
         try:
-            self._filler.fill(room, self._reasons)
+            self._filler.fill(room, self._reasons, now)
             return self._commit(decodes, served, room) if decodes or room.chunks else None
         except Exception as defect:
             self._abandon([request for request, _ in served], room, defect)

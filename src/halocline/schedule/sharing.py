@@ -6,7 +6,7 @@ that many read. Whoever admits, advances or ends requests does not know which of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +35,14 @@ class Entrance:
 
 
 @dataclass(frozen=True, slots=True)
+class Awaited:
+    """A request that computes what another one lacks, and up to which boundary they agree."""
+
+    request: Request
+    boundary: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Where a request's next chunk must end at the latest."""
 
@@ -48,6 +56,10 @@ class Sharing(Protocol):
 
     def entrance(self, request: Request, fits_alone: FitsAlone) -> Entrance:
         """Return the longest boundary at which `request` can begin to compute and whose whole life fits alone."""
+        ...
+
+    def awaited(self, request: Request, entrance: Entrance, prefilling: Iterable[Request]) -> Awaited | None:
+        """Return which of `prefilling` computes a longer part of `request`'s history than is cached; None if nobody."""
         ...
 
     def open(self, request: Request, entrance: Entrance, demand: Demand) -> Holding | Refusal:
@@ -114,6 +126,11 @@ class Alone:
         """Every request begins at its beginning."""
         del request, fits_alone
         return Entrance(0)
+
+    def awaited(self, request: Request, entrance: Entrance, prefilling: Iterable[Request]) -> Awaited | None:
+        """Nobody can use what another computes."""
+        del request, entrance, prefilling
+        return None
 
     def open(self, request: Request, entrance: Entrance, demand: Demand) -> Holding | Refusal:
         """Reserve the whole price."""
