@@ -5,8 +5,9 @@ A policy is a function that spoils a finished world, or a replacement for the pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident
@@ -23,19 +24,18 @@ from testing.schedule import World
 
 def keeps_windows_while_prefilling(made: World) -> None:
     """A1: out-of-window pages are given up after the next chunk was priced, not before."""
-    results = made.scheduler._results
-    settle = results._settle
-
-    def late(request: Request) -> None:
-        if request.state is not State.PREFILLING:
-            settle(request)
-
-    results._settle = late  # type: ignore[method-assign]
+    _settle_only(made, lambda request: request.state is not State.PREFILLING)
 
 
 def keeps_windows_while_decoding(made: World) -> None:
     """H6: window pages are kept until the request ends."""
-    made.scheduler._results._slide = lambda request, holding: None  # type: ignore[method-assign]
+    _settle_only(made, lambda request: request.computed <= request.resumed_at)
+
+
+def _settle_only(made: World, who: Callable[[Request], bool]) -> None:
+    sharing = made.scheduler._sharing
+    settle = sharing.settle
+    sharing.settle = lambda moved: settle([request for request in moved if who(request)])  # type: ignore[method-assign]
 
 
 def takes_granted_room(made: World) -> None:
@@ -157,11 +157,11 @@ def grants_only_the_next_token_on_return(made: World) -> None:
     gate = made.scheduler._gate
     price = gate.candidate
 
-    def small(request: Request) -> Candidate:
-        right = price(request)
+    def small(request: Request, *, cold: bool = False) -> Candidate:
+        right = price(request, cold=cold)
         if request.retractions == 0:
             return right
-        return Candidate(right.start, resident(made.layout, len(request.history), 1))
+        return replace(right, demand=resident(made.layout, len(request.history), 1, right.start))
 
     gate.candidate = small  # type: ignore[method-assign]
 
