@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from halocline.cache.keys import token_key
+from halocline.cache.node import gather
 from halocline.memory.evictable import NO_UNIT
-from halocline.memory.grant import NO_HANDLES
-from halocline.memory.pool import CACHED
+from halocline.memory.pool import CACHED, INDEX_MASK
 from halocline.memory.retention import Chunked, Full, Sliding
 from testing.cache import CacheWorld, Runner, arena_of
 
@@ -74,20 +74,29 @@ def test_no_more_than_a_granule_stands_by_and_nothing_once_the_request_has_left(
 
 def test_what_another_one_locks_or_a_mark_keeps_stands_by_for_nobody():
     world = CacheWorld(arena_of(*SHAPES["small pages"], slabs=90))
-    runner = world.enter(range(50), 40)
+    runner = world.enter(range(50), 90)
     assert world.compute([(runner, 50)])
-    decode(world, runner, 27)  # 77 computed: three pages of the window before 64 are passed, and stand by
-    other = world.enter([*runner.tokens[:64], *range(900, 930)])
-    assert other.resumed_at == 64
-    world.check()
-    decode(world, runner, 5)
+    decode(world, runner, 75)  # 125 computed: the boundary 112 reads pages 18 to 27, and 18, 19, 20 are passed
+
+    def units() -> list[int]:
+        pages = gather(runner.lock.node.path(), world.tree.shape, 1, 18, 21)
+        return world.arena.ranking.member[1][pages & INDEX_MASK].tolist()
+
+    standing = units()
+    assert standing[0] != NO_UNIT
+    assert len(set(standing)) == 1
+    other = world.enter([*runner.tokens[:112], *range(900, 930)])
+    assert other.resumed_at == 112
+    assert units() == [NO_UNIT] * 3
+    decode(world, runner, 1)
+    assert units() == [NO_UNIT] * 3
     world.leave(other)
     world.check()
-    decode(world, runner, 3)
+    kept = {mark.tail.id for mark in world.tree.marks.marks.values() if mark.tail is not None}
+    assert set(units()) <= kept  # the other one has resumed there: its mark keeps them now
+    decode(world, runner, 6)
     world.leave(runner)
     world.check()
-    nothing = [NO_HANDLES] * 2
-    assert world.tree.forget(nothing)[0].tolist() == []
 
 
 def test_the_audit_names_what_stands_by_for_nobody():
@@ -96,7 +105,7 @@ def test_the_audit_names_what_stands_by_for_nobody():
     assert world.compute([(runner, 64)])
     decode(world, runner, 62)
     assert world.tree.audit() == []
-    page = next(iter(world.tree._standby._units.values()))[0][1][0] & 0xFFFFFFFF
+    page = next(iter(world.tree._standby._units.values()))[0][1][0] & INDEX_MASK
     world.tree.forest.books[1].mark[page] = next(iter(world.tree.marks.marks))
     assert any("that a mark keeps stand by" in violation.message for violation in world.tree.audit())
     world.tree.forest.books[1].mark[page] = 0
