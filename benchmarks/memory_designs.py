@@ -1,0 +1,492 @@
+"""What the designs that were not chosen cost, measured on the lengths of two public traces.
+
+    python benchmarks/memory_designs.py [--requests 300] [--part all|stacks|pages|grants|rings|policies] [--json FILE]
+
+stacks    the pages that the shipped scheduler took and gave back, replayed into two stacks that grow towards each other
+          and, with a third kind, a float between them: bytes moved, and how often nothing fits without compaction
+pages     every kind padded to one page size, beside slabs: padding and concurrency
+grants    each request granted its prefill peak, while its prompt is computed or for life, beside resident grants
+rings     windows in a ring per request, or in rings for all request slots, beside windows taken on demand
+policies  concurrency of every policy on two shapes
+
+Lengths come from `mooncake_conversation.jsonl` and `azure2023_conv.csv` in the folder $HALOCLINE_DATA; where they are
+absent, from a generator with their means (the JSON line says which). Every run is a saturated queue: somebody always
+waits. Nothing is random besides these lengths, so all figures repeat exactly. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+
+from halocline.memory.demand import resident
+from halocline.memory.grant import Commit, Grant, Handles, Order
+from halocline.memory.layout import ArenaLayout, LayerKV
+from halocline.memory.retention import Full, Sliding
+from halocline.units import GIB, MIB
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # the policies exist in tests only
+
+from testing.layouts import GEMMA_3_27B, MIMO_V2_FLASH_LIKE, QWEN3_NEXT_80B, layers_of
+from testing.policies import (
+    EQUAL,
+    FULL,
+    RINGS_PER_REQUEST,
+    SHARED,
+    KeepingArena,
+    Policy,
+    by_slabs,
+    equal_groups,
+    padding_share,
+    peak_grants,
+    ring_pages,
+    rings,
+    static,
+)
+from testing.saturated import Lengths, Outcome, Queue, saturate, trace_lengths
+
+DRAFT = tuple(LayerKV(layer, Sliding(2048), 8, 128, 128, model="draft") for layer in range(5))
+GEMMA_AND_DRAFT = (*GEMMA_3_27B, *DRAFT)
+SHAPES: dict[str, tuple[tuple[LayerKV, ...], int]] = {
+    "gemma-3-27b": (GEMMA_3_27B, 64 * GIB),
+    "20 + 30 layers": (layers_of((20, Full()), (30, Sliding(1024)), heads=8, dim=128), 24 * GIB),
+    "qwen3-next-80b": (QWEN3_NEXT_80B, 16 * GIB),
+    "9 + 39 and a draft of 5": ((*MIMO_V2_FLASH_LIKE, *DRAFT), 10 * GIB),
+    "gemma-3-27b and a draft of 5": (GEMMA_AND_DRAFT, 64 * GIB),
+}
+"""Layers and the bytes of an arena that holds some dozens of requests."""
+Json = dict[str, object]
+
+
+# ---- stacks
+
+
+@dataclass
+class History:
+    """Pages in the order in which they were taken and given back; what came together stands together."""
+
+    page_bytes: list[int]
+    arena_bytes: int
+    events: list[tuple[str, int, list[int], list[str]]] = field(default_factory=list)
+    """("take" or "give", pool, handles, owners of what was taken)."""
+    moved_bytes: int = 0
+    """What the slabs moved meanwhile."""
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of all pages that were taken."""
+        return sum(len(handles) * self.page_bytes[pool] for kind, pool, handles, _ in self.events if kind == "take")
+
+
+def recording(base: type, history: list[History]) -> type:
+    """Return an arena that writes down its pages' comings and goings."""
+
+    class Recording(base):  # type: ignore[misc,valid-type]
+        """Tells `history` of every commit, and of every page that goes."""
+
+        def __init__(self, layout: ArenaLayout, caps: tuple[int | None, ...] | None = None) -> None:
+            super().__init__(layout, caps)
+            history.append(History([pool.stride_bytes for pool in layout.pools], layout.arena_bytes))
+            self.book = history[-1]
+
+        def commit(self, orders: Sequence[Order]) -> Commit:
+            """Commit, and write down what died for it and what was taken."""
+            done = super().commit(orders)
+            for pool, died in enumerate(done.evicted):
+                self._note("give", pool, died)
+            for pool in range(len(self.pools)):
+                handles = [handles[pool] for handles in done.handles]
+                owners = [order.grant.owner for order, part in zip(orders, handles, strict=True) for _ in part]
+                if owners:
+                    self.book.events.append(("take", pool, np.concatenate(handles).tolist(), owners))
+            self.book.moved_bytes += sum(self.book.page_bytes[move.pool] for move in done.moves)
+            return done
+
+        def free(self, grant: Grant, pool: int, handles: Handles) -> None:
+            """Free, and write it down."""
+            self._note("give", pool, handles)
+            super().free(grant, pool, handles)
+
+        def release(self, grant: Grant) -> None:
+            """Release; what is freed by it is written down, what an arena keeps is not."""
+            if not issubclass(base, KeepingArena):
+                for pool in self.pools:
+                    if grant.pages(pool.number):
+                        self._note("give", pool.number, pool.handle_of[self.owners.indices_of(grant, pool)])
+            super().release(grant)
+
+        def _note(self, kind: str, pool: int, handles: Handles) -> None:
+            if len(handles):
+                self.book.events.append((kind, pool, handles.tolist(), []))
+
+    return Recording
+
+
+class Run:
+    """Pages of one kind in a row of slots, with holes. A stack's slot 0 stays at its end; a float has two ends."""
+
+    def __init__(self, page_bytes: int, *, is_stack: bool) -> None:
+        self.page_bytes = page_bytes
+        self.is_stack = is_stack
+        self.low = self.high = 0
+        """Slots [low, high) are the run's; a float's may be negative."""
+        self.slot_of: dict[int, int] = {}
+        self.handle_at: dict[int, int] = {}
+        self._holes: list[int] = []
+
+    @property
+    def holes(self) -> int:
+        """Slots of the run without a page."""
+        return self.high - self.low - len(self.slot_of)
+
+    def put(self, handle: int, slot: int) -> None:
+        """Let `handle` lie at `slot`, which is a hole or next to the run."""
+        self.low, self.high = min(self.low, slot), max(self.high, slot + 1)
+        self.slot_of[handle], self.handle_at[slot] = slot, handle
+
+    def hole(self) -> int | None:
+        """Return the lowest hole, or None."""
+        while self._holes:
+            slot = self._holes[0]
+            if self.low <= slot < self.high and slot not in self.handle_at:
+                return slot
+            heapq.heappop(self._holes)
+        return None
+
+    def give(self, handle: int) -> None:
+        """Free the page of `handle`; holes at the ends are not the run's any more."""
+        slot = self.slot_of.pop(handle)
+        del self.handle_at[slot]
+        heapq.heappush(self._holes, slot)
+        self.trim()
+
+    def trim(self) -> None:
+        """Let go of holes at the ends."""
+        while self.high > self.low and self.high - 1 not in self.handle_at:
+            self.high -= 1
+        while not self.is_stack and self.high > self.low and self.low not in self.handle_at:
+            self.low += 1
+
+    def move_end(self, at_high: bool, slot: int) -> int:
+        """Move the page at one end to `slot`; return the bytes that moved."""
+        source = self.high - 1 if at_high else self.low
+        handle = self.handle_at.pop(source)
+        self.put(handle, slot)
+        self.trim()
+        return self.page_bytes
+
+
+class Stacks:
+    """Pool 0 grows from the bottom, the last pool from the top, a third one floats in between.
+
+    As kind as such a design can be: holes are used first, lowest first; nothing is moved before it must be, and then
+    only as many pages as it takes, from the frontier into holes. Bytes are exact, page strides have no slab to fit.
+    """
+
+    def __init__(self, page_bytes: list[int], arena_bytes: int) -> None:
+        self.arena_bytes = arena_bytes
+        floats = len(page_bytes) == 3
+        self.runs = [Run(size, is_stack=not (floats and pool == 1)) for pool, size in enumerate(page_bytes)]
+        self.bottom, self.top = self.runs[0], self.runs[-1]
+        self.floating = self.runs[1] if floats else None
+        self.origin = arena_bytes // 2  # byte at which the float's slot 0 begins
+        self.moved_bytes = 0
+        self.unplaced = 0
+
+    def gaps(self) -> tuple[int, int]:
+        """Return the free bytes below and above the float; the same number twice without one."""
+        low, high = self.bottom.high * self.bottom.page_bytes, self.arena_bytes - self.top.high * self.top.page_bytes
+        if self.floating is None or not self.floating.slot_of:
+            return high - low, high - low
+        size = self.floating.page_bytes
+        return self.origin + self.floating.low * size - low, high - self.origin - self.floating.high * size
+
+    def take(self, pool: int, handles: list[int]) -> bool:
+        """Place pages; return whether that went without moving any."""
+        run, moved = self.runs[pool], self.moved_bytes
+        for handle in handles:
+            slot = run.hole()
+            if slot is None:
+                slot = self._float_slot(run) if run is self.floating else self._stack_slot(run)
+            run.put(handle, slot)
+        return moved == self.moved_bytes
+
+    def _stack_slot(self, run: Run) -> int:
+        below = run is self.bottom
+        while self.gaps()[0 if below else 1] < run.page_bytes:
+            if not self._make_way(below):
+                self.unplaced += 1
+                break
+        return run.high
+
+    def _float_slot(self, run: Run) -> int:
+        if not run.slot_of:
+            low = self.bottom.high * self.bottom.page_bytes
+            self.origin, run.low, run.high = low + (self.gaps()[0] // 2), 0, 0
+        while max(self.gaps()) < run.page_bytes:
+            if not (self._compact(self.top) or self._compact(self.bottom)):
+                self._slide()
+                if max(self.gaps()) < run.page_bytes:
+                    self.unplaced += 1
+                    break
+        low, high = self.gaps()
+        return run.low - 1 if low > high else run.high
+
+    def _make_way(self, below: bool) -> bool:
+        # One page moves so that the stack on this side gets room: the float's nearest one, else the peer's topmost.
+        run, peer = self.floating, self.top if below else self.bottom
+        if run is None or not run.slot_of:
+            return self._compact(peer)
+        slot = run.hole()
+        if slot is not None:
+            self.moved_bytes += run.move_end(not below, slot)
+            return True
+        if self.gaps()[1 if below else 0] >= run.page_bytes:
+            self.moved_bytes += run.move_end(not below, run.high if below else run.low - 1)
+            return True
+        if self._compact(peer):
+            return True
+        return self._slide(down=not below)
+
+    def _compact(self, run: Run) -> bool:
+        slot = run.hole()
+        if slot is None:
+            return False
+        self.moved_bytes += run.move_end(True, slot)
+        return True
+
+    def _slide(self, down: bool = True) -> bool:
+        # The whole float moves against one neighbour: its pages are longer than either gap.
+        run = self.floating
+        low, high = self.gaps()
+        if run is None or not (low if down else high):
+            return False
+        self.origin += -low if down else high
+        self.moved_bytes += len(run.slot_of) * run.page_bytes
+        return True
+
+
+def replay(history: History) -> Json:
+    """Put a recorded history into stacks; return what they moved, and who would have waited had they not."""
+    stacks = Stacks(history.page_bytes, history.arena_bytes)
+    commits = late = 0
+    owners: set[str] = set()
+    delayed: set[str] = set()
+    for kind, pool, handles, taken_by in history.events:
+        if kind == "give":
+            for handle in handles:
+                stacks.runs[pool].give(handle)
+            continue
+        commits += 1
+        owners.update(taken_by)
+        if not stacks.take(pool, handles):
+            late += 1
+            delayed.update(taken_by)
+    written = history.written_bytes
+    assert stacks.unplaced == 0, f"{stacks.unplaced} pages find no bytes, which the slabs had"
+    return {
+        "written_gib": round(written / GIB, 1),
+        "slabs_moved_percent": percent(history.moved_bytes, written),
+        "stacks_moved_percent": percent(stacks.moved_bytes, written),
+        "stacks_commits_without_room_percent": percent(late, commits),
+        "stacks_requests_delayed_percent": percent(len(delayed), len(owners)),
+    }
+
+
+def percent(part: float, whole: float) -> float:
+    """Return a share in per cent, with the digits that matter."""
+    return float(f"{100 * part / max(1, whole):.3g}")
+
+
+def part_stacks(requests: int) -> Json:
+    """Replay the same histories into stacks: steady and changing traffic, two and three kinds, pages kept or not."""
+    long, short = lengths("mooncake", requests), lengths("azure", requests)
+    third = requests // 3
+    traffics = {
+        "mooncake": long,
+        "azure": short,
+        "azure, mooncake, azure": short[:third] + long[:third] + short[third : 2 * third],
+    }
+    found: Json = {}
+    print(f"{'stacks: kinds, traffic':<44}{'written':>9}{'moved: slabs':>14}{'stacks':>9}{'no room':>9}{'late':>8}")
+    for name in ("gemma-3-27b", "gemma-3-27b and a draft of 5"):
+        layers, budget_bytes = SHAPES[name]
+        for traffic, queue in traffics.items():
+            for kept, base in (("", SHARED.arena), (", all kept", KeepingArena)):
+                books: list[History] = []
+                policy = Policy("recorded", by_slabs, arena=recording(base, books))
+                outcome = saturate(policy, layers, budget_bytes, queue)
+                assert outcome.finished == len(queue), f"{outcome} of {len(queue)}"
+                row = replay(books[0])
+                kinds = len(books[0].page_bytes)
+                found[f"{kinds} kinds, {traffic}{kept}"] = row
+                print(
+                    f"{f'{kinds} kinds, {traffic}{kept}':<44}{row['written_gib']:>5} GiB"
+                    f"{row['slabs_moved_percent']:>12} %{row['stacks_moved_percent']:>7} %"
+                    f"{row['stacks_commits_without_room_percent']:>7} %{row['stacks_requests_delayed_percent']:>6} %",
+                    flush=True,
+                )
+    return found
+
+
+# ---- equal pages
+
+
+def part_pages(requests: int) -> Json:
+    """Padding and concurrency of equal pages beside slabs."""
+    found: Json = {}
+    print(f"{'pages: shape':<30}{'traffic':<10}{'empty layers':>13}{'padding':>9}{'equal':>8}{'slabs':>8}{'fewer':>8}")
+    for name, (layers, budget_bytes) in SHAPES.items():
+        groups, room, _ = equal_groups(layers)
+        layout = EQUAL.lay_out(layers, budget_bytes)
+        empty = len(groups) * room - len(layers)
+        for traffic in ("mooncake", "azure"):
+            queue = lengths(traffic, requests)
+            padded = mean(padding_share(layout, resident(layout, *pair)) for pair in queue)
+            ours, theirs = (saturate(policy, layers, budget_bytes, queue).concurrency for policy in (SHARED, EQUAL))
+            found[f"{name}, {traffic}"] = {
+                "empty_layers": empty,
+                "longest_page_tokens": max(pool.page_tokens for pool in layout.pools),
+                "padding_percent": percent(padded, 1),
+                "equal": round(theirs, 1),
+                "slabs": round(ours, 1),
+            }
+            print(
+                f"{name:<30}{traffic:<10}{empty:>13}{padded:>9.1%}{theirs:>8.1f}{ours:>8.1f}{1 - theirs / ours:>8.1%}",
+                flush=True,
+            )
+    return found
+
+
+# ---- grants
+
+
+def part_grants(requests: int) -> Json:
+    """Concurrency when every request is granted its prefill peak, by traffic and by the tokens of a step."""
+    found: Json = {}
+    print(f"{'grants: shape':<30}{'traffic, step tokens':<22}{'resident':>9}{'while prefilling':>19}{'for life':>19}")
+    for name in ("gemma-3-27b", "20 + 30 layers", "gemma-3-27b and a draft of 5"):
+        layers, budget_bytes = SHAPES[name]
+        for traffic, step_tokens in (("mooncake", 8192), ("azure", 8192), ("mooncake", 2048)):
+            queue = lengths(traffic, requests)
+            policies = (SHARED, peak_grants(step_tokens), peak_grants(step_tokens, for_life=True))
+            row = [
+                saturate(policy, layers, budget_bytes, queue, step_tokens=step_tokens, max_running_requests=1024)
+                for policy in policies
+            ]
+            found[f"{name}, {traffic}, steps of {step_tokens}"] = {
+                label: {"concurrency": round(outcome.concurrency, 1), "steps": outcome.steps}
+                for label, outcome in zip(("resident", "prefill", "life"), row, strict=True)
+            }
+            most = row[0].concurrency
+            shares = "".join(f"{o.concurrency:>12.1f} ({o.concurrency / most - 1:+.0%})" for o in row[1:])
+            print(f"{name:<30}{f'{traffic}, {step_tokens}':<22}{most:>9.1f}{shares}", flush=True)
+    return found
+
+
+# ---- rings
+
+
+def part_rings(requests: int) -> Json:
+    """Bytes held by rings and by windows on demand, and the concurrency that they leave."""
+    found: Json = {}
+    layers, budget_bytes = SHAPES["gemma-3-27b"]
+    layout = by_slabs(layers, budget_bytes)
+    window = next(index for index, pool in enumerate(layout.pools) if isinstance(pool.retention, Sliding))
+    pool, ring = layout.pools[window], ring_pages(layout.pools[window])
+    for traffic in ("mooncake", "azure", "at most 128 tokens"):
+        queue = [(96, 32)] * requests if "128" in traffic else lengths(traffic, requests)
+        ours = saturate(SHARED, layers, budget_bytes, queue)
+        demand = mean(resident(layout, *pair)[window] for pair in queue)
+        row: Json = {
+            "ring_mib": round(ring * pool.stride_bytes / MIB, 1),
+            "on_demand_mib": round(demand * pool.stride_bytes / MIB, 1),
+            "held_gib": round(ours.held_pages[window] * pool.stride_bytes / GIB, 1),
+            "rings_gib": round(ours.concurrency * ring * pool.stride_bytes / GIB, 1),
+            "concurrency": round(ours.concurrency, 1),
+            "ring_per_request": round(saturate(RINGS_PER_REQUEST, layers, budget_bytes, queue).concurrency, 1),
+        }
+        for slots in (32, 64, 128, 256):
+            row[f"rings_x_{slots}"] = _with_slots(layers, budget_bytes, queue, slots)
+        found[traffic] = row
+        print(f"rings, {traffic}: {json.dumps(row)}", flush=True)
+    return found
+
+
+def _with_slots(layers: Sequence[LayerKV], budget_bytes: int, queue: Lengths, slots: int) -> float | str:
+    from halocline.errors import ConfigError
+
+    try:
+        outcome = saturate(rings(slots), layers, budget_bytes, queue)
+    except ConfigError:
+        return "does not start"
+    served = f", {outcome.rejected} of {len(queue)} refused" if outcome.rejected else ""
+    return f"{outcome.concurrency:.1f}{served}" if served else round(outcome.concurrency, 1)
+
+
+# ---- all policies
+
+
+def part_policies(requests: int) -> Json:
+    """Concurrency of every policy on two shapes and both traces."""
+    found: Json = {}
+    policies = (SHARED, static(0.8), static(0.1), static(0.8, 2.0), EQUAL, FULL)
+    print(f"{'policies: shape, traffic':<28}" + "".join(f"{policy.name:>14}" for policy in policies))
+    for name in ("gemma-3-27b", "qwen3-next-80b"):
+        layers, budget_bytes = SHAPES[name]
+        for traffic in ("mooncake", "azure"):
+            queue = lengths(traffic, requests)
+            row = {policy.name: _concurrency(Queue(policy, layers, budget_bytes).run(queue)) for policy in policies}
+            found[f"{name}, {traffic}"] = row
+            print(f"{f'{name}, {traffic}':<28}" + "".join(f"{value:>14}" for value in row.values()), flush=True)
+    return found
+
+
+def _concurrency(outcome: Outcome) -> float:
+    assert not outcome.stuck, f"{outcome}: work is left and nothing runs"
+    return round(outcome.concurrency, 1)
+
+
+SOURCES: dict[str, str] = {}
+
+
+def lengths(trace: str, count: int) -> Lengths:
+    """Return lengths of a trace and note where they came from."""
+    found, SOURCES[trace] = trace_lengths(trace, count)
+    return found
+
+
+PARTS = {
+    "policies": part_policies,
+    "stacks": part_stacks,
+    "pages": part_pages,
+    "grants": part_grants,
+    "rings": part_rings,
+}
+
+
+def main() -> None:
+    """Measure, print, and print the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=300, help="requests of each queue")
+    parser.add_argument("--part", choices=["all", *PARTS], default="all")
+    parser.add_argument("--json", type=Path, help="write the JSON object to FILE, too")
+    arguments = parser.parse_args()
+    chosen = PARTS if arguments.part == "all" else {arguments.part: PARTS[arguments.part]}
+    result: Json = {name: measure(arguments.requests) for name, measure in chosen.items()}
+    result |= {"requests": arguments.requests, "lengths": SOURCES}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
