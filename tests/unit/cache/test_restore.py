@@ -8,8 +8,8 @@ from halocline.cache.insert import Advance, Own
 from halocline.cache.keys import token_key
 from halocline.cache.node import TOMBSTONE
 from halocline.errors import InvariantError
-from halocline.memory.demand import Demand
-from halocline.memory.grant import NO_HANDLES
+from halocline.memory.demand import Demand, resident
+from halocline.memory.grant import NO_HANDLES, Grant, Refusal
 from halocline.memory.retention import Chunked, Full, Sliding, State
 from testing.cache import CacheWorld, arena_of, lose
 
@@ -51,6 +51,29 @@ def test_the_worked_example_of_the_books():
     w.check()
     assert w.arena.budget.held == w.arena.budget.promised == [0, 0]
     assert w.tree.match(token_key(range(97))).boundary_tokens == 96
+
+
+@pytest.mark.parametrize("others", range(10, 20))
+def test_a_restoring_request_is_let_in_exactly_when_its_whole_price_fits(others):
+    """20 slabs; the price is 7 full pages in two slabs and 4 sliding ones in four: 14 more sliding pages fit beside."""
+    w = CacheWorld(arena_of(*WINDOWED, slabs=20))
+    w.serve(range(97))
+    lose(w, 1, [3, 4, 5])
+    found = w.tree.match(token_key(range(97)))
+    price = resident(w.layout, 97, 2, 48)
+    grant = w.arena.reserve("others", Demand((0, others)))
+    assert isinstance(grant, Grant)
+    before = [pool.state.copy() for pool in w.arena.pools]
+    lock = w.tree.lock(found, 48, "restores", price)
+    assert isinstance(lock, Refusal) == (others > 14)
+    if isinstance(lock, Refusal):
+        assert all((pool.state == state).all() for pool, state in zip(w.arena.pools, before, strict=True))
+        assert not w.tree.locks.open
+    else:
+        budget = w.arena.budget
+        committed = [held + promised for held, promised in zip(budget.held, budget.promised, strict=True)]
+        assert committed == [7, 4 + others]
+    assert w.arena.audit() == w.tree.audit() == []
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 20, 33, 49])
