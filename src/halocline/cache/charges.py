@@ -62,13 +62,19 @@ class Charges:
         """End locks: the one way. All lockers that part are counted out before any charge finds its heir."""
         loose: list[list[Handles]] = [[NO_HANDLES] for _ in self._arena.pools]
         rooms: dict[int, list[int]] = {}
-        for part in parts:
+        unshared = [pool for pool in self._windows if not self.waiting[pool]]
+        shared = [part for part in parts if part.pool not in unshared]
+        for part in shared:
             self._forest.books[part.pool].lockers[part.handles & INDEX_MASK] -= 1
-        for part in parts:
+        for part in shared:
             index = part.handles & INDEX_MASK
             if part.pool in self._windows:
                 self._pass_on(part, index, rooms)
             loose[part.pool].append(part.handles[self._forest.books[part.pool].lockers[index] == 0])
+        for pool in unshared:
+            alone = [part for part in parts if part.pool == pool]
+            if alone:
+                loose[pool].append(self._end_alone(pool, alone, rooms))
         unlocked = [unique(of_pool) for of_pool in loose]
         self._arena.unlock(unlocked)
         for pool, handles in enumerate(unlocked):
@@ -81,6 +87,18 @@ class Charges:
         pages = [np.concatenate(parts) if parts else NO_HANDLES for parts in self._unlocked]
         self._unlocked = [[] for _ in self._unlocked]
         return pages
+
+    def _end_alone(self, pool: int, parts: Sequence[Parting], rooms: dict[int, list[int]]) -> Handles:
+        # Where nobody waits for a charge, every locked page of a window pool has one locker and is charged to it. As in
+        # most steps; and then all of them are counted out at once.
+        handles = np.concatenate([part.handles for part in parts])
+        index, books = handles & INDEX_MASK, self._forest.books[pool]
+        assert (books.lockers[index] == 1).all(), f"pages of pool {pool} with several lockers, and nobody waits"
+        books.lockers[index] = 0
+        books.charge[index] = NO_LOCK
+        for part in parts:
+            rooms.setdefault(part.lock.id, [0] * len(self._arena.pools))[pool] += len(part.handles)
+        return handles
 
     def _pass_on(self, part: Parting, index: Pages, rooms: dict[int, list[int]]) -> None:
         # What was charged to the parting lock becomes its room; where others lock on, the next one pays with his.
@@ -110,6 +128,8 @@ class Charges:
         # Those who pay first, so that what others come into is there. A request that leaves in the middle of a step may
         # charge one that has no room just then: that one owes it.
         for lock, change in changes.items():
+            if min(change) >= 0 and not any(lock.owed):
+                continue
             net = [more - owed for more, owed in zip(change, lock.owed, strict=True)]
             less = [min(max(0, -count), room) for count, room in zip(net, lock.grant.room, strict=True)]
             lock.owed = [max(0, -count) - paid for count, paid in zip(net, less, strict=True)]

@@ -125,15 +125,17 @@ class Marks:
         ):
             if mark_id != NO_MARK:
                 joining.setdefault(mark_id, []).append(handle)
-        parts = []
+        parts, others = [], []
         for mark_id, handles in joining.items():
             mark = self.marks[mark_id]
             if mark.tail is not None and mark.tail.left[pool]:
                 parts.append((mark.tail, np.array(handles, np.int64)))
             else:
-                self._rank(mark.node)
+                others.append(mark.node)
         if parts:
             self._arena.join(pool, parts)
+        for node in others:
+            self._rank(node)
 
     def died(self, marks: Sequence[Mark]) -> None:
         """Look at marks that lost pages: those whose boundary is void end, and the clock rises to their worth."""

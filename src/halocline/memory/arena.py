@@ -192,6 +192,10 @@ class Arena:
         """
         return self._cached.rank(handles, worth, place)
 
+    def join(self, pool: int, joining: Sequence[tuple[Unit, Handles]]) -> None:
+        """Let cached pages of `pool`, so far loose, belong to units that go as a whole: `rank` for what comes later."""
+        self._cached.join(pool, joining)
+
     def value(self, unit: Unit, worth: float) -> None:
         """Change what a byte of `unit` is worth."""
         self._cached.value(unit, worth)

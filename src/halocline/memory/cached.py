@@ -19,7 +19,7 @@ from halocline.memory.evictable import NO_UNIT, Place, Ranking, Unit
 from halocline.memory.grant import Grant, Handles, Refusal
 from halocline.memory.ledger import Ledger
 from halocline.memory.moves import withdraw
-from halocline.memory.pool import CACHED, LOCKED, TRANSFER_CACHED, Pages, Pool
+from halocline.memory.pool import CACHED, INDEX_MASK, LOCKED, TRANSFER_CACHED, Pages, Pool
 
 
 class CachedPages:
@@ -138,6 +138,15 @@ class CachedPages:
         unit = Unit(tuple(index), worth, place.depth, place.bundle)
         self.ranking.add(unit, place.over)
         return unit
+
+    def join(self, pool: int, joining: Sequence[tuple[Unit, Handles]]) -> None:
+        """Let cached pages of `pool`, so far loose, belong to units that go as a whole."""
+        of_pool = self.pools[pool]
+        index = self.owners.valid(of_pool, np.concatenate([handles for _, handles in joining]))
+        self.owners.check(of_pool, index, (CACHED,), "join")
+        of_pool.queue.remove(index)
+        for unit, handles in joining:
+            self.ranking.join(unit, pool, handles & INDEX_MASK)
 
     def value(self, unit: Unit, worth: float) -> None:
         """Change what a byte of `unit` is worth."""

@@ -85,6 +85,16 @@ class Ranking:
             self.member[pool][index] = unit.id
         self._enter(unit)
 
+    def join(self, unit: Unit, pool: int, index: NDArray[np.int64]) -> None:
+        """Let some distinct `index`, which belong to no unit, belong to `unit` too, which goes as a whole."""
+        assert unit.bundle == 0, f"unit {unit.id} goes {unit.bundle} pages at a time: its order would be lost"
+        if unit.left[pool] == 0:
+            insort(self.by_pool[pool], unit.order)
+        pages = (self.pages(unit, pool), index)  # without those that left it: one of them may be back
+        unit.index = (*unit.index[:pool], np.concatenate(pages), *unit.index[pool + 1 :])
+        unit.left[pool] += len(index)
+        self.member[pool][index] = unit.id
+
     def hang(self, unit: Unit, over: Unit | None) -> None:
         """Let `unit` hang on `over`, and on nothing else any more."""
         if unit.over is not None:
