@@ -117,10 +117,10 @@ HOT = {
     "hot, two of other ranks": Case(TWO, 7, ((3, 5, 0), (2, 5, -1)), prefix_cache=True),
     "hot, two with local attention": Case(LOCAL, 8, ((3, 5, 0), (2, 6, 0)), prefix_cache=True),
     "hot, two that share more": Case(TWO, 7, ((5, 4, 0), (4, 5, 0)), prefix_cache=True, alike=4),
-}
-HOT_GROUPS = {
     "hot, three of two kinds": Case(TWO, 7, ((3, 4, 0), (2, 4, 0), (1, 3, 0)), prefix_cache=True),
     "hot, three of three kinds": Case(THREE, 8, ((3, 4, 0), (4, 4, 0), (1, 3, 0)), prefix_cache=True),
+}
+HOT_GROUPS = {
     "hot, three in a split": Case(TWO, 9, ((3, 4, 0), (2, 4, 0), (1, 3, 0)), caps=(4, 5), prefix_cache=True),
     "hot, four of two kinds": Case(TWO, 7, ((3, 3, 0), (2, 3, 0), (1, 3, 0), (2, 2, 0)), prefix_cache=True),
     "hot, four of other ranks": Case(
