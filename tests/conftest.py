@@ -49,6 +49,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for name, value in report.user_properties
         if name == "explored"
     )
-    terminalreporter.section("explored")
+    if told:
+        terminalreporter.section("explored")
     for line in told:
         terminalreporter.write_line(line)
