@@ -32,7 +32,7 @@ from testing.policies import (
     rings,
     static,
 )
-from testing.saturated import Lengths, Outcome, Queue, made_up_lengths, saturate, trace_lengths
+from testing.saturated import Lengths, Outcome, Queue, made_up_lengths, saturate, sessions, trace_lengths
 
 SHAPES = {"gemma-3-27b": GEMMA_3_27B, "qwen3-next-80b": QWEN3_NEXT_80B}
 SIZES = {
@@ -125,6 +125,23 @@ def test_a_queue_of_equal_requests_reaches_the_concurrency_that_was_printed() ->
     assert saturate(SHARED, layers, 256 * MIB, [(2048, 128)] * 60).peak == 18
     split = static_caps(layout, 0.8)
     assert saturate(static(0.8), layers, 256 * MIB, [(2048, 128)] * 30).peak == concurrency(layout, split, 2048, 128)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_prefix_cache_works_under_every_policy(shape: str) -> None:
+    """Twelve sessions of four prompts each in an arena that does not hold them all: shared, split, padded, one pool."""
+    prompts, size = sessions(12, 4, 1500, 440), {"gemma-3-27b": 8 * GIB, "qwen3-next-80b": 3 * GIB}[shape]
+    computed = {}
+    for policy in (SHARED, static(0.8), EQUAL, FULL):
+        cold, hot = (Queue(policy, SHAPES[shape], size, prefix_cache=on).run(prompts) for on in (False, True))
+        for outcome in (cold, hot):
+            assert (outcome.finished, outcome.failed, outcome.stuck) == (48, 0, False)
+        assert cold.computed_tokens == sum(len(prompt) + 39 for prompt, _ in prompts)  # type: ignore[arg-type]
+        assert hot.computed_tokens < cold.computed_tokens
+        computed[policy.name] = hot.computed_tokens
+    show(f"{shape:<16} tokens computed with the prefix cache on: {computed}")
+    if shape == "gemma-3-27b":
+        assert computed["shared"] == min(computed.values())
 
 
 # ---- grants and rings

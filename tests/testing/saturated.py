@@ -26,6 +26,8 @@ from testing.policies import Layers, Policy, pricing
 
 Lengths = list[tuple[int, int]]
 """(prompt, output) of each request."""
+Prompt = int | tuple[int, ...]
+"""A length, or the tokens themselves where prompts have something in common."""
 
 WAITING = 8
 STATISTICS = {"mooncake": (12_035, 1.0, 343), "azure": (1_155, 0.9, 211)}
@@ -57,6 +59,16 @@ def made_up_lengths(name: str, count: int, seed: int = 0) -> Lengths:
     return [(max(1, round(prompt * scales[0])), max(1, round(output * scales[1]))) for prompt, output in draws]
 
 
+def sessions(count: int, turns: int, first_tokens: int, more_tokens: int) -> list[tuple[Prompt, int]]:
+    """Return the prompts of sessions in turn: each goes on where its last prompt ended."""
+    lengths = [first_tokens + turn * more_tokens for turn in range(turns)]
+    return [
+        (tuple((number * 31 + at * 7 + at * at) % 97 for at in range(length)), 40)
+        for length in lengths
+        for number in range(count)
+    ]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a policy made of a queue."""
@@ -71,6 +83,7 @@ class Outcome:
     """The most that ran at once."""
     retractions: int
     recomputed_tokens: int
+    computed_tokens: int
     moved_bytes: int
     stuck: bool
     """Whether work was left and nothing could be computed any more."""
@@ -95,12 +108,12 @@ class Queue:
         }
         self.scheduler = Scheduler(self.arena, Rules(**(rules | changes)))  # type: ignore[arg-type]
 
-    def run(self, lengths: Iterable[tuple[int, int]], most_steps: int = 200_000) -> Outcome:
-        """Let requests of `lengths` through, in order, always some of them waiting; return what came of it."""
+    def run(self, lengths: Iterable[tuple[Prompt, int]], most_steps: int = 200_000) -> Outcome:
+        """Let requests (prompt, output) through, in order, always some of them waiting; return what came of it."""
         with pricing(self.policy.price):
             return self._run(deque(lengths), most_steps)
 
-    def _run(self, left: deque[tuple[int, int]], most_steps: int) -> Outcome:
+    def _run(self, left: deque[tuple[Prompt, int]], most_steps: int) -> Outcome:
         scheduler, arrived, rejected, moved = self.scheduler, 0, 0, 0
         running: list[int] = []
         held: list[list[int]] = []
@@ -110,7 +123,8 @@ class Queue:
             while left and len(scheduler._roster.waiting) < WAITING:
                 prompt, output = left.popleft()
                 params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
-                updates = scheduler.handle(Arrive(str(arrived), (1,) * prompt, params, 0))
+                text = (1,) * prompt if isinstance(prompt, int) else prompt
+                updates = scheduler.handle(Arrive(str(arrived), text, params, 0))
                 arrived += 1
                 rejected += sum(isinstance(update, Rejected) for update in updates)
             plan = scheduler.plan(0.0)
@@ -134,6 +148,7 @@ class Queue:
             totals.peak_running,
             totals.retractions,
             totals.recomputed_tokens,
+            totals.computed_tokens,
             moved,
             stuck,
             tuple(map(mean, zip(*held[warm:], strict=True))),
