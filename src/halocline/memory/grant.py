@@ -176,7 +176,7 @@ class Grant:
         return f"grant of {self.owner!r} (demand {tuple(self.asked)}, held {tuple(self.taken)})"
 
 
-class Order(msgspec.Struct, frozen=True, eq=False):
+class Order(msgspec.Struct, frozen=True, eq=False, gc=False):  # in no cycle, and a step makes hundreds
     """Commit `pages` new pages to `grant`; what exceeds its room is borrowed from `step`: a step grant or the floor."""
 
     grant: Grant
@@ -196,7 +196,7 @@ class Move:
     target: int
 
 
-class Commit(msgspec.Struct, frozen=True, eq=False):
+class Commit(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What came of a step's orders."""
 
     handles: tuple[tuple[Handles, ...], ...]

@@ -26,7 +26,7 @@ class Ledger:
 
     def reserve(self, owner: str, demand: Demand) -> Grant | Refusal:
         """Promise `demand` to `owner`, all or nothing."""
-        if min(demand, default=0) < 0:
+        if demand and min(demand) < 0:
             raise InvariantError([f"{owner!r} reserves {demand}: pages are counted from 0"])
         return self.open(owner, demand) if self.budget.fits(demand) else self.refusal(demand)
 

@@ -61,9 +61,9 @@ def places_at_hand(pools: Sequence[Pool], budget: Budget, totals: Sequence[int])
     """Whether holes and free slabs take the new pages as things stand, each pool within its cap."""
     opened = 0
     for pool, total in zip(pools, totals, strict=True):
-        if total:
+        if total > pool.slabs * pool.per_slab - pool.live_pages:  # more than its holes
             short = pool.slabs_short(total)
-            if short and pool.slabs + short > budget.caps[pool.number]:
+            if pool.slabs + short > budget.caps[pool.number]:
                 return False
             opened += short
     return opened <= len(pools[0].stock.free)

@@ -120,8 +120,9 @@ def pool_resident(retention: Retention, page_tokens: int, life: tuple[int, int, 
     match retention:
         case Full():
             return full_resident(page_tokens, total_tokens)
-        case Sliding(window_tokens):
-            return sliding_resident(page_tokens, window_tokens, prompt_tokens, total_tokens, boundary, lookahead_tokens)
+        case Sliding():  # its window is not taken out by the pattern, which would double the time of all this
+            window = retention.window_tokens
+            return sliding_resident(page_tokens, window, prompt_tokens, total_tokens, boundary, lookahead_tokens)
         case Chunked(chunk_tokens):
             return chunked_resident(page_tokens, chunk_tokens, prompt_tokens, total_tokens, boundary, lookahead_tokens)
         case State():
