@@ -11,7 +11,11 @@ import pytest
 from testing.source import PROJECT
 
 FOLDER = PROJECT / "docs" / "adr"
-ADRS = [*sorted(FOLDER.glob("*measured*.md")), FOLDER / "0010-no-window-rings-per-request.md"]
+ADRS = [
+    *sorted(FOLDER.glob("*measured*.md")),
+    FOLDER / "0010-no-window-rings-per-request.md",
+    PROJECT / "docs" / "internals" / "README.md",
+]
 
 
 def flat(value: object) -> list[str]:
