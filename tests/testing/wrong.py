@@ -5,13 +5,13 @@ A policy is a function that spoils a finished world, or a replacement for the pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident
-from halocline.memory.grant import Grant, Refusal
+from halocline.memory.grant import Grant, Handles, Refusal
 from halocline.memory.layout import ArenaLayout
 from halocline.schedule.admission import Candidate
 from halocline.schedule.chunk import StepRoom
@@ -199,3 +199,35 @@ class SameRoomForAll(Arena):
         yield
         grown = map(int.__sub__, self.budget.promised, self.seen)
         self.budget.promised = list(map(int.__add__, real, grown))
+
+
+class PricesThenLocks(Arena):
+    """A14: a request's demand is checked first; then its cached prefix is locked, whether or not that fits, too."""
+
+    def lock(self, owner: str | Grant, handles: Sequence[Handles], demand: Demand) -> Grant | Refusal:
+        if isinstance(owner, Grant) or not self.budget.fits(demand):
+            return super().lock(owner, handles, demand)
+        nothing = [0] * len(self.pools)
+        promised, self.budget.promised = self.budget.promised, list(nothing)
+        held, self.budget.held = self.budget.held, list(nothing)
+        granted = super().lock(owner, handles, demand)
+        self.budget.promised = list(map(int.__add__, promised, self.budget.promised))
+        self.budget.held = list(map(int.__add__, held, self.budget.held))
+        return granted
+
+
+def charges_a_second_window(made: World) -> None:
+    """A2: a whole window is charged beside the one that is cached and locked."""
+    gate = made.scheduler._gate
+    price = gate.candidate
+
+    def charged(request: Request, *, cold: bool = False) -> Candidate:
+        right = price(request, cold=cold)
+        windows = resident(made.layout, right.start + 1, 1, right.start).minus(
+            Demand(
+                ceil_div(right.start + 1, pool.page_tokens) if pool.name == "full" else 0 for pool in made.layout.pools
+            )
+        )
+        return replace(right, demand=right.demand.plus(windows)) if right.start else right
+
+    gate.candidate = charged  # type: ignore[method-assign]
