@@ -152,18 +152,16 @@ def test_cold_is_taken_where_nobody_could_make_room_for_hot() -> None:
 
 
 def prices_then_locks(made: World) -> None:
-    """A wrong policy: what cached pages cover is taken off, the rest fits, and only then are they locked."""
+    """A wrong policy: what is cached costs nothing, so the rest is priced, and then the cached pages are locked."""
     lock, budget = made.arena.lock, made.arena.budget
 
     def wrong(owner: str | Grant, handles: list[Handles], demand: Demand) -> Grant | Refusal:
-        slabs = budget.slabs
-        budget.slabs = 10**6 if made.arena.fits(demand) else slabs
-        try:
-            return lock(owner, handles, demand)
-        finally:
-            budget.slabs = slabs
+        budget.slabs += sum(map(len, handles))  # one page per slab here
+        budget.caps[0] = budget.slabs
+        return lock(owner, handles, demand)
 
     made.arena.lock = wrong  # type: ignore[method-assign, assignment]
+    made.check = False
 
 
 def a14_world() -> tuple[World, Grant]:
@@ -190,6 +188,8 @@ def test_pricing_before_locking_overdraws_the_arena() -> None:
     prices_then_locks(made)
     made.arrive("second", stem(20, branch=1, at=16), 5)
     assert made.plan() is not None
+    made.arena.budget.slabs = made.arena.budget.caps[0] = made.layout.slabs
+    assert "need [13] slabs, 13 of 12" in str(made.arena.audit())
     with pytest.raises(InvariantError, match="L3: granted pages"):
         made.arena.commit([Order(foreign, foreign.demand)])
 
