@@ -64,7 +64,9 @@ class Marks:
         self._locks = locks
         self._resume = resume
         self._slack_tokens = slack_tokens
-        self._reach_tokens = slack_tokens + max((reach_of(pool.retention) for pool in arena.layout.pools), default=0)
+        self._reach_tokens = slack_tokens + max(
+            reach_of(pool.retention) + pool.pages_per_slab * pool.page_tokens for pool in arena.layout.pools
+        )
         self._strides = [pool.stride_bytes for pool in arena.layout.pools]
         self._proven_limit = PROVEN_SHARE * arena.layout.arena_bytes
         self._clock = [0.0, 0.0]
@@ -87,12 +89,13 @@ class Marks:
         if node.is_root or (node.mark is None and not self.is_whole(node)):
             return
         if node.mark is None:
-            node.mark = Mark(self._next_id, node, prefix, node.end * self._forest.shape.granule_tokens)
+            node.mark = Mark(self._next_id, node, prefix)
             self._next_id += 1
             self.marks[node.mark.id] = node.mark
             node.mark.returned = not proven and self.ghosts.knows(prefix, resumed)
-        if end_tokens is not None:
-            node.mark.from_tokens = max(0, min(node.mark.from_tokens, end_tokens - self._slack_tokens))
+        boundary = node.end * self._forest.shape.granule_tokens
+        serves = boundary if end_tokens is None else min(boundary, end_tokens - self._slack_tokens)
+        self._reach_back(node.mark, max(0, serves))
         self._value(node.mark, proven=proven or node.mark.proven)
 
     def use(self, node: Node, prefix: Digests) -> None:
@@ -147,7 +150,8 @@ class Marks:
                 self._clock[mark.proven] = max(self._clock[mark.proven], mark.key)
                 self._end(mark)
             else:
-                self._rank(node)  # perhaps it was cut: what hangs on it must still stand deeper
+                self._reach_back(mark, node.end * self._forest.shape.granule_tokens)  # perhaps it was cut
+                self._rank(node)
 
     def childless(self, node: Node) -> None:
         """Be told that what hung below `node` is gone: its pages and its tail are one choice from now on."""
@@ -157,11 +161,14 @@ class Marks:
     def is_whole(self, node: Node) -> bool:
         """Whether a request could resume at `node`'s end (L7)."""
         end = node.end * self._forest.shape.granule_tokens
-        return not any((self._tail(node, pool, end) == TOMBSTONE).any() for pool in self.tail_pools)
+        return not any(
+            (self._tail(node, pool, self._resume.first_page(pool, end)) == TOMBSTONE).any()
+            for pool in self._locks.windows
+        ) and not any(node.pages[pool][0] == TOMBSTONE for pool in self._forest.shape.states)
 
     def tail(self, mark: Mark, pool: int) -> Handles:
         """Return the pages of `mark`'s tail, the branch slack included, that are there."""
-        tail = self._tail(mark.node, pool, mark.from_tokens)
+        tail = self._tail(mark.node, pool, mark.first_page[pool])
         there: Handles = tail[tail != TOMBSTONE]
         return there
 
@@ -326,13 +333,27 @@ class Marks:
         kept: Handles = tail[self._forest.books[pool].mark[tail & INDEX_MASK] == mark.id]
         return kept
 
-    def _tail(self, node: Node, pool: int, from_tokens: int) -> Handles:
-        # What boundaries from `from_tokens` to the node's end read in a window pool; or its state. With tombstones.
+    def _tail(self, node: Node, pool: int, first_page: int) -> Handles:
+        # The pages of a window pool from `first_page` to the node's end; or its state. With tombstones.
         shape = self._forest.shape
         if pool in shape.states:
             return node.pages[pool]
-        first = self._resume.first_page(pool, from_tokens)
-        return gather(node.path(), shape, pool, first, node.end * shape.pages_per_granule[pool])
+        return gather(node.path(), shape, pool, first_page, node.end * shape.pages_per_granule[pool])
+
+    def _reach_back(self, mark: Mark, serves_tokens: int) -> None:
+        # Lets the tail begin early enough for a boundary at `serves_tokens`, and with the slab in which that page lies:
+        # a slab that is the tail's alone empties when the tail dies, where one that it shares would have to be vacated.
+        path, shape = mark.node.path(), self._forest.shape
+        for pool in self._locks.windows:
+            first, per_slab = self._resume.first_page(pool, serves_tokens), self._arena.pools[pool].per_slab
+            if first >= mark.first_page[pool]:
+                continue
+            mark.first_page[pool] = first
+            run = gather(path, shape, pool, max(0, first - per_slab + 1), first + 1)
+            if first < mark.node.end * shape.pages_per_granule[pool] and run[-1] != TOMBSTONE:
+                places = self._arena.pools[pool].place[np.maximum(run, 0) & INDEX_MASK]
+                apart = np.flatnonzero((run == TOMBSTONE) | (places // per_slab != places[-1] // per_slab))
+                mark.first_page[pool] -= len(run) - 1 - (int(apart[-1]) + 1 if len(apart) else 0)
 
     def _end(self, mark: Mark, *, evicted: bool = True) -> None:
         node = mark.node
@@ -352,7 +373,7 @@ class Marks:
         self._refresh_worth(living)
         above = node.parent
         while above is not None and not above.is_root:
-            if above.mark is not None:  # pages that the ended one kept may be in its tail
+            if above.mark is not None and above.id in self._forest.nodes:  # what the ended one kept may be in its tail
                 self._rank(above)
                 break
             above = above.parent

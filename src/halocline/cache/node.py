@@ -52,15 +52,15 @@ class Shape:
 class Mark:
     """A boundary that somebody may come back to. Written by `halocline.cache.marks` only."""
 
-    __slots__ = ("bytes", "from_tokens", "id", "key", "node", "prefix", "proven", "returned", "tail")
+    __slots__ = ("bytes", "first_page", "id", "key", "node", "prefix", "proven", "returned", "tail")
 
-    def __init__(self, mark_id: int, node: Node, prefix: Digests, from_tokens: int) -> None:
+    def __init__(self, mark_id: int, node: Node, prefix: Digests) -> None:
         self.id = mark_id
         self.node = node
         """It stands at this node's end."""
         self.prefix = prefix
-        self.from_tokens = from_tokens
-        """The first boundary that its tail serves: its own, or one so far before it as the branch slack reaches."""
+        self.first_page = [1 << 62] * len(node.pages)
+        """Per window pool: where its tail begins, counted from position 0; the branch slack is in it."""
         self.proven = False
         """Whether somebody has come back, here or earlier on the path."""
         self.returned = False
