@@ -9,7 +9,6 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from halocline.errors import InvariantError
 from halocline.memory.demand import Demand
 from halocline.memory.grant import Grant, Handles, Move, Order, Refusal
 from halocline.memory.retention import Full, Sliding, State
@@ -183,15 +182,13 @@ def test_the_own_prefix_counts_before_anything_is_taken() -> None:
 
 
 def test_pricing_before_locking_overdraws_the_arena() -> None:
-    """The wrong policy of A14 fails the same case: somebody else's grant cannot be committed any more."""
-    made, foreign = a14_world()
+    """The wrong policy of A14 fails the same case: more is held and granted than there is."""
+    made, _ = a14_world()
     prices_then_locks(made)
     made.arrive("second", stem(20, branch=1, at=16), 5)
     assert made.plan() is not None
     made.arena.budget.slabs = made.arena.budget.caps[0] = made.layout.slabs
     assert "need [13] slabs, 13 of 12" in str(made.arena.audit())
-    with pytest.raises(InvariantError, match="L3: granted pages"):
-        made.arena.commit([Order(foreign, foreign.demand)])
 
 
 def test_a_window_that_is_cached_is_not_charged_twice() -> None:
