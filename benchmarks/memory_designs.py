@@ -11,7 +11,8 @@ policies  concurrency of every policy on two shapes
 
 Lengths come from `mooncake_conversation.jsonl` and `azure2023_conv.csv` in the folder $HALOCLINE_DATA; where they are
 absent, from a generator with their means (the JSON line says which). Every run is a saturated queue: somebody always
-waits. Nothing is random besides these lengths, so all figures repeat exactly. The last line is one JSON object.
+waits. Nothing is random besides these lengths, so all figures repeat exactly. With far fewer than 300 requests the
+queue ends before these arenas are full, and nothing is measured. The last line is one JSON object.
 """
 
 from __future__ import annotations
