@@ -1,6 +1,6 @@
 """How many prompt tokens the prefix cache saves, by arena size: a trace of prompts through the real tree and arena.
 
-    python benchmarks/prefix_reuse.py TRACE [--kv-bytes 500GiB,1000GiB] [--svg FILE]
+    python benchmarks/prefix_reuse.py TRACE [--kv-bytes 500GiB,1000GiB] [--results FOLDER] [--processes 2]
 
 TRACE has one JSON object per line: input_length, output_length, hash_ids (one per 512-token block; equal ids mean
 equal prefixes up to the block's end). Without it, `mooncake_conversation.jsonl` of the folder $HALOCLINE_DATA. Shape:
@@ -8,9 +8,9 @@ Gemma 3 27B in bf16 (10 full + 52 sliding layers, W = 1,024, 16-token pages). Re
 time: match, lock, compute the rest in chunks, insert, leave. What an output leaves has no ids in the trace, so nobody
 can hit it.
 
-Beside it, in a model of whole blocks: `bound`, the full layers alone with LRU (windows cost nothing and are always
-there); `one lru`, one LRU over everything; `tails`, windows at prompt ends only, LRU. The second table is scenario D1:
-10 + 50 layers, sessions in turn, each with its own prefix or all with one. The last line is one JSON object.
+Beside it stand simple policies, which are defined in `prefix_models.py`. The second table is scenario D1: 10 + 50
+layers, sessions in turn, each with its own prefix or all with one. The last line is one JSON object; FOLDER gets it as
+prefix-reuse.json, and the charts prefix-reuse.svg and prefix-reuse-d1.svg.
 """
 
 from __future__ import annotations
@@ -18,13 +18,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+from prefix_models import (
+    BLOCK_TOKENS,
+    PAGE_TOKENS,
+    WINDOW_TOKENS,
+    Request,
+    bound,
+    hit_rate,
+    ideal,
+    one_lru,
+    tails,
+    whole_tails,
+)
 
 from halocline.cache.insert import Advance, Own
 from halocline.cache.keys import Key, block_key
@@ -37,20 +50,16 @@ from halocline.memory.layout import ArenaLayout, LayerKV, solve_layout
 from halocline.memory.retention import Full, Sliding
 from halocline.units import GIB, parse_bytes
 
-BLOCK_TOKENS = 512
 CHUNK_TOKENS = 8192
-WINDOW_TOKENS = 1024
-PAGE_TOKENS = 16
 SIZES = "500GiB,1000GiB,2000GiB,4170GiB"
-
-
-@dataclass(frozen=True)
-class Request:
-    """One prompt of a trace."""
-
-    tokens: int
-    output_tokens: int
-    blocks: tuple[int, ...]
+RATIOS = (0.8, 1.1, 1.25, 2.0, 3.0)
+"""Working set / arena of D1."""
+POLICIES = {
+    "bound: full layers only": bound,
+    "one lru over everything": one_lru,
+    "tails of W at prompt ends": tails,
+    "tails of W at whole blocks": whole_tails,
+}
 
 
 def read_trace(path: Path) -> list[Request]:
@@ -134,82 +143,34 @@ class Replay:
         self.first_pages[pool] += count
 
 
-# ---- what it is compared with: blocks as a whole, no pages
+@dataclass(frozen=True)
+class Replayed:
+    """What one replay of a trace came to."""
+
+    kv_bytes: int
+    hit_rate: float
+    moved_ratio: float
+    seconds: float
 
 
-def ideal(trace: Iterable[Request]) -> float:
-    """Return the share of prompt tokens that an infinite cache saves."""
-    return modelled(trace, 1 << 62, bound)[0]
+def replay_trace(trace: Sequence[Request], kv_bytes: int, audit_every: int = 0) -> Replayed:
+    """Serve `trace` out of an arena of `kv_bytes`; audit after every so many requests, unless it is 0."""
+    begin, replay = perf_counter(), Replay(hybrid(10, 52, kv_bytes))
+    for number, request in enumerate(trace, 1):
+        replay.serve(request)
+        if audit_every and number % audit_every == 0:
+            violations = [*replay.arena.audit(), *replay.tree.audit()]
+            assert not violations, violations
+    rate, moved = replay.hit_tokens / replay.prompt_tokens, replay.moved_bytes / replay.written_bytes
+    return Replayed(kv_bytes, rate, moved, perf_counter() - begin)
 
 
-@dataclass
-class Blocks:
-    """An LRU over (kind, block), in bytes."""
-
-    limit: int
-    held: OrderedDict[tuple[str, int], int]
-    used: int = 0
-
-    def touch(self, kind: str, block: int, size: int) -> None:
-        name = (kind, block)
-        if name in self.held:
-            self.held.move_to_end(name)
-        else:
-            self.held[name] = size
-            self.used += size
-
-    def shrink(self) -> None:
-        while self.used > self.limit:
-            self.used -= self.held.popitem(last=False)[1]
-
-
-def modelled(trace: Iterable[Request], kv_bytes: int, policy: object) -> tuple[float]:
-    """Return the token hit rate of a block-wise policy."""
-    sizes = hybrid(10, 52, 64 * GIB)
-    full, sliding = (pool.stride_bytes * BLOCK_TOKENS // PAGE_TOKENS for pool in sizes.pools)
-    blocks, hits, total = Blocks(kv_bytes, OrderedDict()), 0, 0
-    for request in trace:
-        most, ids = (request.tokens - 1) // BLOCK_TOKENS, request.blocks[: request.tokens // BLOCK_TOKENS]
-        reach = next((i for i, b in enumerate(ids) if ("full", b) not in blocks.held), len(ids))
-        hits += policy(blocks, ids, min(reach, most), full, sliding) * BLOCK_TOKENS
-        total += request.tokens
-        blocks.shrink()
-    return (hits / total,)
-
-
-def bound(blocks: Blocks, ids: Sequence[int], reach: int, full: int, sliding: int) -> int:
-    """Keep full pages only, as if windows cost nothing."""
-    del sliding
-    for block in reversed(ids):
-        blocks.touch("full", block, full)
-    return reach
-
-
-def window_at(blocks: Blocks, ids: Sequence[int], reach: int) -> int:
-    """Return the longest boundary whose window is held."""
-    while reach and any(("sliding", block) not in blocks.held for block in ids[max(0, reach - 2) : reach]):
-        reach -= 1
-    return reach
-
-
-def one_lru(blocks: Blocks, ids: Sequence[int], reach: int, full: int, sliding: int) -> int:
-    """Touch whatever is read or written, window pages of every block included."""
-    hit = window_at(blocks, ids, reach)
-    for at, block in enumerate(ids):
-        blocks.touch("full", block, full)
-        if at >= hit - 2:
-            blocks.touch("sliding", block, sliding)
-    return hit
-
-
-def tails_only(blocks: Blocks, ids: Sequence[int], reach: int, full: int, sliding: int) -> int:
-    """Keep the windows of prompt ends alone: exactly W positions."""
-    hit = window_at(blocks, ids, reach)
-    for at, block in enumerate(ids):
-        blocks.touch("full", block, full)
-        if at >= len(ids) - 2 or hit - 2 <= at < hit:
-            blocks.touch("sliding", block, sliding)
-    return hit
+def policy_rates(trace: Sequence[Request], sizes: Sequence[int]) -> dict[str, list[float]]:
+    """Return the hit rates of the simple policies, by size."""
+    block = [pool.stride_bytes * BLOCK_TOKENS // PAGE_TOKENS for pool in hybrid(10, 52, 64 * GIB).pools]
+    return {
+        name: [hit_rate(trace, policy, size, block[0], block[1]) for size in sizes] for name, policy in POLICIES.items()
+    }
 
 
 # ---- D1
@@ -262,57 +223,89 @@ def table(title: str, labels: list[str], curves: dict[str, list[float]]) -> None
         print(f"{name:<28}" + "".join(f"{value:>10.3f}" for value in values))
 
 
+@dataclass(frozen=True)
+class Work:
+    """One piece of the benchmark, as it is handed to a process."""
+
+    path: Path
+    sizes: tuple[int, ...]
+    audit_every: int
+
+    def replay(self, size: int) -> Replayed:
+        """Replay the trace at one size."""
+        return replay_trace(read_trace(self.path), size, self.audit_every)
+
+    def policies(self) -> dict[str, list[float]]:
+        """Model the simple policies at all sizes."""
+        return policy_rates(read_trace(self.path), self.sizes)
+
+
+def measured(work: Work, processes: int) -> Iterator[object]:
+    """Yield, in the order of `work.sizes`, the replays; then the rows of the policies, then the two curves of D1."""
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        replays = [pool.submit(work.replay, size) for size in work.sizes]
+        policies = pool.submit(work.policies)
+        turns = [[pool.submit(sessions_in_turn, ratio, common) for ratio in RATIOS] for common in (True, False)]
+        yield from (replay.result() for replay in replays)
+        yield policies.result()
+        yield from ([turn.result() for turn in curve] for curve in turns)
+
+
 def main() -> None:
     """Replay, print, draw, and print the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trace", nargs="?", type=Path, help="requests, one JSON object per line")
     parser.add_argument("--kv-bytes", default=SIZES, help="arena sizes, separated by commas")
-    parser.add_argument("--svg", type=Path, help="write the charts to FILE and FILE with -d1 before its suffix")
+    parser.add_argument("--results", type=Path, help="write the charts and the JSON object into this folder")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="replays at a time")
     parser.add_argument("--audit", type=int, default=0, metavar="N", help="audit after every N requests")
-    arguments = parser.parse_args()
-    trace_path = arguments.trace or Path(os.environ.get("HALOCLINE_DATA", ".")) / "mooncake_conversation.jsonl"
-    trace = read_trace(trace_path)
-    sizes = [parse_bytes(size) for size in arguments.kv_bytes.split(",")]
-    labels = [f"{size / GIB:g}" for size in sizes]
-    ours, moved, written = [], 0, 0
-    for size in sizes:
-        begin, replay = perf_counter(), Replay(hybrid(10, 52, size))
-        for number, request in enumerate(trace, 1):
-            replay.serve(request)
-            if arguments.audit and number % arguments.audit == 0:
-                violations = [*replay.arena.audit(), *replay.tree.audit()]
-                assert not violations, violations
-        ours.append(replay.hit_tokens / replay.prompt_tokens)
-        moved, written = moved + replay.moved_bytes, written + replay.written_bytes
-        share = replay.moved_bytes / replay.written_bytes
-        seconds = perf_counter() - begin
-        print(f"{size / GIB:g} GiB: hit rate {ours[-1]:.4f}, moved {share:.5%} of written, {seconds:.0f} s", flush=True)
-    curves = {"halocline": ours}
-    for name, policy in (("bound: full layers only", bound), ("one lru", one_lru), ("tails only", tails_only)):
-        curves[name] = [modelled(trace, size, policy)[0] for size in sizes]
-    best = ideal(trace)
+    given = parser.parse_args()
+    path = given.trace or Path(os.environ.get("HALOCLINE_DATA", ".")) / "mooncake_conversation.jsonl"
+    sizes = tuple(parse_bytes(size) for size in given.kv_bytes.split(","))
+    labels, replays = [f"{size / GIB:g}" for size in sizes], []
+    steps = measured(Work(path, sizes, given.audit), given.processes)
+    for label in labels:
+        replay = next(steps)
+        assert isinstance(replay, Replayed)
+        replays.append(replay)
+        rates = f"hit rate {replay.hit_rate:.4f}, moved {replay.moved_ratio:.5%} of written"
+        print(f"{label} GiB: {rates}, {replay.seconds:.0f} s", flush=True)
+    policies, common, own = steps
+    curves = {"halocline": [replay.hit_rate for replay in replays], **policies}
+    turns = {"one common prefix": common, "a prefix per session": own}
+    turns["arena / working set"] = [min(1.0, 1 / ratio) for ratio in RATIOS]
     table("hit rate by GiB", labels, curves)
-    ratios = [0.8, 1.1, 1.25, 2.0, 3.0]
-    turns = {
-        "one common prefix": [sessions_in_turn(ratio, True) for ratio in ratios],
-        "a prefix per session": [sessions_in_turn(ratio, False) for ratio in ratios],
-        "arena / working set": [min(1.0, 1 / ratio) for ratio in ratios],
-    }
-    table("D1: working set / arena", [f"{ratio:g}" for ratio in ratios], turns)
-    if arguments.svg:
-        arguments.svg.write_text(svg("token hit rate by arena size (GiB)", labels, curves, 0.4), encoding="utf-8")
-        second = arguments.svg.with_name(f"{arguments.svg.stem}-d1{arguments.svg.suffix}")
-        names = [f"{ratio:g}" for ratio in ratios]
-        second.write_text(svg("sessions in turn: hits by working set / arena", names, turns, 1.0), encoding="utf-8")
-    result = {
+    names = [f"{ratio:g}" for ratio in RATIOS]
+    table("D1: working set / arena", names, turns)
+    result = json.dumps(figures(ideal(read_trace(path)), labels, replays, turns))
+    if given.results:
+        write(given.results / "prefix-reuse.svg", svg("token hit rate by arena size (GiB)", labels, curves, 0.4))
+        title = "sessions in turn: hits by working set / arena"
+        write(given.results / "prefix-reuse-d1.svg", svg(title, names, turns, 1.0))
+        write(given.results / "prefix-reuse.json", result)
+    print(result)
+
+
+def figures(
+    best: float, labels: list[str], replays: list[Replayed], turns: dict[str, list[float]]
+) -> dict[str, object]:
+    """Return the JSON object: rates and ratios are fractions, sizes are in GiB."""
+    by_label = dict(zip(labels, replays, strict=True))
+    names = [f"{ratio:g}" for ratio in RATIOS]
+    return {
         "ideal": round(best, 4),
-        "hit_rate": {label: round(rate, 4) for label, rate in zip(labels, ours, strict=True)},
-        "moved_ratio": moved / written,
-        "d1_per_session": {
-            f"{ratio:g}": round(rate, 3) for ratio, rate in zip(ratios, turns["a prefix per session"], strict=True)
-        },
+        "hit_rate": {label: round(replay.hit_rate, 4) for label, replay in by_label.items()},
+        "moved_ratio": round(max(replay.moved_ratio for replay in replays), 6),
+        "moved_ratio_by_size": {label: round(replay.moved_ratio, 6) for label, replay in by_label.items()},
+        "d1_common": dict(zip(names, [round(rate, 3) for rate in turns["one common prefix"]], strict=True)),
+        "d1_per_session": dict(zip(names, [round(rate, 3) for rate in turns["a prefix per session"]], strict=True)),
     }
-    print(json.dumps(result))
+
+
+def write(path: Path, text: str) -> None:
+    """Write `text` and a line's end to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
