@@ -31,8 +31,8 @@ PAGE_TOKENS = 16
 WINDOW_TOKENS = 1024
 PROMPT_TOKENS = 12_000
 RUNNING = 1000
-DEPARTED = 200
-"""Requests that came and went among the running ones, so that slabs are partly filled, as in a server."""
+REPLACED = 500
+"""Requests that left while others came in their place, so that holes lie where a server has them."""
 CACHED_PAGES = 100_000
 ARENA_BYTES = 1024 * GIB
 OUTPUT_TOKENS = 512
@@ -62,12 +62,13 @@ class RunningArena:
         self.grants: list[Grant] = []
         self.pages: list[list[Handles]] = []
         """Per request and pool: its handles."""
-        for number in range(RUNNING + DEPARTED):
+        for number in range(RUNNING):
             self._enter(number)
-        for _ in range(DEPARTED):
-            gone = self.random.randrange(len(self.grants))
+        for number in range(RUNNING, RUNNING + REPLACED):
+            gone = self.random.randrange(RUNNING)
             self.arena.release(self.grants.pop(gone))
             self.pages.pop(gone)
+            self._enter(number)
 
     def _enter(self, number: int) -> None:
         prompt = self.random.randrange(WINDOW_TOKENS + PAGE_TOKENS, 4 * WINDOW_TOKENS)

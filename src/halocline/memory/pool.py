@@ -167,9 +167,9 @@ class Pool:
         slabs = pages // self.per_slab
         if len(pages) > SCALAR_PAGES:
             slabs.sort()
-            ends = np.flatnonzero(slabs[1:] != slabs[:-1]) + 1
-            firsts = [0, *ends.tolist(), len(pages)]
-            emptied = self._shelves.lower(slabs[firsts[:-1]].tolist(), list(map(sub, firsts[1:], firsts)))
+            last = np.flatnonzero(slabs[1:] != slabs[:-1])  # of each slab's pages but those of the last slab
+            ends = [*last.tolist(), len(pages) - 1]
+            emptied = self._shelves.lower([*slabs[last].tolist(), slabs.item(-1)], list(map(sub, ends, [-1, *ends])))
         else:
             emptied = self._shelves.lower(slabs.tolist(), [1] * len(pages))
         if emptied:
