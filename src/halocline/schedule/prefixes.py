@@ -4,9 +4,8 @@
     full pool              |the tree's, locked as a path ..............|own ............|
     window pool                          |the tree's, locked page by page|own ............|
 
-A chunk's whole granules become the tree's when the step has been applied. A decode gives its pages when the first of
-its own ones leaves a window, all whole granules at once: so once per window length and not once per granule, and what
-leaves in between is the tree's already. Whoever leaves gives the rest first, then ends its lock, then its grant.
+What a request computes becomes the tree's as it goes on, see `halocline.schedule.handover`. Whoever leaves gives the
+rest first, then ends its lock, then its grant.
 
 The price of a request is the same hot and cold; what locked pages cover of it, its grant need not hold:
 
@@ -19,8 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from halocline.cache.insert import Advance, Own
-from halocline.cache.keys import Key, common_granules, token_key
+from halocline.cache.keys import Key, common_granules
 from halocline.cache.lock import Lock
 from halocline.cache.match import Match
 from halocline.cache.tree import Tree
@@ -32,13 +30,12 @@ from halocline.memory.pool import CACHED, INDEX_MASK
 from halocline.memory.retention import Full, State
 from halocline.schedule.chunk import Chunk
 from halocline.schedule.figures import CacheFigures
+from halocline.schedule.handover import Handover, key_of, lock_of
 from halocline.schedule.holding import Holding, Keeper
 from halocline.schedule.request import Request
 from halocline.schedule.sharing import Awaited, Entrance, FitsAlone, Stop, granted, holding_of, may_fall
 from halocline.step import Copy
 from halocline.units import floor_to
-
-NOTHING = Own(0, NO_HANDLES)
 
 
 class Prefixes:
@@ -49,16 +46,12 @@ class Prefixes:
         self._keeper = keeper
         self._nothing = zero(len(arena.layout.pools))
         self.tree = Tree(arena)
+        self._handover = Handover(arena, keeper, self.tree)
         self._granule_tokens = arena.layout.granule_tokens
         pools = list(enumerate(arena.layout.pools))
         self._full = [(number, pool.page_tokens) for number, pool in pools if isinstance(pool.retention, Full)]
-        self._windows = [
-            (number, pool.page_tokens, pool.retention)
-            for number, pool in pools
-            if not isinstance(pool.retention, Full | State)
-        ]
+        self._windows = [number for number, pool in pools if not isinstance(pool.retention, Full | State)]
         self._states = [number for number, pool in pools if isinstance(pool.retention, State)]
-        self._no_own = [NOTHING] * len(pools)
         self._lookups: dict[str, int] = {}
         self._counts = dict.fromkeys(("looked_up", "hit", "shortened", "resumed", "waited"), 0)
         self._evicted = [0] * len(pools)
@@ -67,7 +60,7 @@ class Prefixes:
 
     def entrance(self, request: Request, fits_alone: FitsAlone) -> Entrance:
         """Return the longest cached boundary whose whole life an empty arena holds beside the floor."""
-        found = self.tree.match(self._key(request))
+        found = self.tree.match(key_of(request))
         for start in self._boundaries(found):
             if start == 0 or fits_alone(start, self.tree.hot_demand(start, self._nothing)):
                 return Entrance(start, found)
@@ -75,7 +68,7 @@ class Prefixes:
 
     def awaited(self, request: Request, entrance: Entrance, prefilling: Iterable[Request]) -> Awaited | None:
         """Return who of `prefilling` will bring the longest boundary beyond the entrance, None if nobody."""
-        key, best = self._key(request), None
+        key, best = key_of(request), None
         for other in prefilling:
             boundary = self._agree(key, other)
             if boundary > max(entrance.start, other.computed, best.boundary if best is not None else 0):
@@ -87,7 +80,7 @@ class Prefixes:
         if other.namespace != key.namespace:
             return 0
         tokens = self._granule_tokens
-        unit, theirs = self.tree.shape.granule_bytes, self._key(other)
+        unit, theirs = self.tree.shape.granule_bytes, key_of(other)
         most = min(key.tokens - 1, len(other.history)) // tokens
         agreed = common_granules(key.data[: most * unit], theirs.data, 0, unit) * tokens
         if self._states and agreed < floor_to(len(other.history), tokens):
@@ -104,7 +97,7 @@ class Prefixes:
         path = lock.node.path()
         for pool, _ in self._full:
             holding.handles[pool] = np.concatenate([NO_HANDLES, *(node.pages[pool] for node in path)])
-        for pool, _, _ in self._windows:
+        for pool in self._windows:
             holding.handles[pool] = lock.pages[pool].copy()
             holding.first_page[pool] = lock.first_page[pool]
         holding.places = [self._arena.physical(pool, handles) for pool, handles in enumerate(holding.handles)]
@@ -129,11 +122,11 @@ class Prefixes:
 
     def covered(self, holding: Holding) -> Demand:
         """Return what of a request's price the tree holds for it, less the charges that it still owes."""
-        lock = _lock_of(holding)
+        lock = lock_of(holding)
         pages = [-owed for owed in lock.owed]
         for pool, page_tokens in self._full:
             pages[pool] += lock.full_tokens // page_tokens
-        for pool, _, _ in self._windows:
+        for pool in self._windows:
             pages[pool] += self._charged(lock, pool)
         return Demand(pages)
 
@@ -141,8 +134,8 @@ class Prefixes:
         """Return the room that is kept for locked pages charged to others: it may have to pay for them any moment."""
         if not any(self.tree.locks.waiting):
             return self._nothing
-        lock, pages = _lock_of(holding), list(self._nothing)
-        for pool, _, _ in self._windows:
+        lock, pages = lock_of(holding), list(self._nothing)
+        for pool in self._windows:
             pages[pool] = len(lock.pages[pool]) - self._charged(lock, pool)
         return Demand(pages)
 
@@ -157,8 +150,8 @@ class Prefixes:
         nodes = {}
         checkpoints: list[Handles] = []
         for request in requests:
-            lock = _lock_of(holding_of(request))
-            for pool, _, _ in self._windows:
+            lock = lock_of(holding_of(request))
+            for pool in self._windows:
                 pages[pool] += self._charged(lock, pool)
             for node in lock.node.path():
                 nodes[node.id] = node
@@ -192,8 +185,8 @@ class Prefixes:
             return
         holdings = [holding_of(request) for request in moved]
         for holding in holdings if self._states else ():
-            self.tree.drop_states(_lock_of(holding))
-        self._advance(moved, holdings, [request.computed == request.prompt_tokens for request in moved])
+            self.tree.drop_states(lock_of(holding))
+        self._handover.advance(moved, holdings)
         for request, holding in zip(moved, holdings, strict=True):
             if may_fall(self._keeper, request):
                 covered = self.covered(holding)
@@ -201,9 +194,9 @@ class Prefixes:
 
     def leave(self, request: Request, holding: Holding, *, keep: bool) -> None:
         """Give the tree what `request` has computed, if it is to be kept; then end its lock and its grant."""
-        lock = _lock_of(holding)
+        lock = lock_of(holding)
         if keep and request.computed > lock.resumed_tokens:
-            self._advance([request], [holding], [True], last=True)
+            self._handover.finish(request, holding)
         self.tree.close(lock)
         self._keeper.close(holding)
 
@@ -215,7 +208,7 @@ class Prefixes:
         """
         last = len(request.history)
         if self._states:
-            revealed = min(_lock_of(holding).revealed_tokens, last - 1)
+            revealed = min(lock_of(holding).revealed_tokens, last - 1)
             for boundary in sorted((floor_to(revealed, self._granule_tokens), floor_to(last, self._granule_tokens))):
                 if boundary > start:
                     return Stop(boundary, self._keeper.states)
@@ -231,89 +224,11 @@ class Prefixes:
             holding = holding_of(chunk.request)
             for pool in self._states:
                 working = int(holding.places[pool][0])
-                locked = self._arena.physical(pool, _lock_of(holding).pages[pool]).tolist()
+                locked = self._arena.physical(pool, lock_of(holding).pages[pool]).tolist()
                 copies += [Copy(pool, source, working) for source in locked]
                 saved = self._arena.physical(pool, holding.saved[pool]).tolist()
                 saves += [Copy(pool, working, target) for target in saved]
         return tuple(copies), tuple(saves)
-
-    def _advance(
-        self, moved: Sequence[Request], holdings: Sequence[Holding], protect: Sequence[bool], *, last: bool = False
-    ) -> None:
-        steps = [
-            self._step_of(request, holding, kept, last=last)
-            for request, holding, kept in zip(moved, holdings, protect, strict=True)
-        ]
-        for each, holding, inserted in zip(steps, holdings, self.tree.advance(steps), strict=True):
-            self._take_over(holding, each.computed_tokens, inserted.swapped)
-
-    def _step_of(self, request: Request, holding: Holding, protect: bool, *, last: bool) -> Advance:
-        lock, computed = _lock_of(holding), request.computed
-        inserts = last or computed <= request.resumed_at or self._own_page_leaves(holding, lock, computed)
-        end = floor_to(computed, self._granule_tokens) if inserts else 0
-        if end <= lock.inserted_tokens:
-            self._free_passed(holding, lock.inserted_tokens, computed)
-            key = request.prefix if request.prefix is not None else self._key(request)
-            return Advance(lock, key, lock.inserted_tokens, computed, self._no_own, protect)
-        self._free_passed(holding, end, computed)
-        own = self._own(holding, lock)
-        for pool in self._states if not last else ():  # in the middle of a step a checkpoint is not written yet
-            own[pool] = Own(0, holding.saved[pool])
-            holding.saved[pool] = NO_HANDLES
-        return Advance(lock, self._key(request), end, computed, own, protect)
-
-    def _own_page_leaves(self, holding: Holding, lock: Lock, computed: int) -> bool:
-        for pool, page_tokens, retention in self._windows:
-            own = max(holding.first_page[pool], lock.inserted_tokens // page_tokens)
-            if retention.first_needed(computed) // page_tokens > own:
-                return True
-        return False
-
-    def _free_passed(self, holding: Holding, end: int, computed: int) -> None:
-        # Own pages beyond `end`, in no whole granule yet, that the window has passed: nobody can use them.
-        for pool, page_tokens, retention in self._windows:
-            first = max(holding.first_page[pool], end // page_tokens)
-            passed = min(
-                retention.first_needed(computed) // page_tokens, holding.first_page[pool] + len(holding.handles[pool])
-            )
-            if passed > first:
-                low, high = first - holding.first_page[pool], passed - holding.first_page[pool]
-                self._arena.free(holding.grant, pool, holding.handles[pool][low:high])
-
-    def _own(self, holding: Holding, lock: Lock) -> list[Own]:
-        own = list(self._no_own)
-        for pool, first in self._own_from(holding, lock):
-            own[pool] = Own(first, holding.handles[pool][first - holding.first_page[pool] :])
-        return own
-
-    def _own_from(self, holding: Holding, lock: Lock) -> Iterator[tuple[int, int]]:
-        for pool, page_tokens in self._full:
-            yield pool, lock.full_tokens // page_tokens
-        for pool, page_tokens, _ in self._windows:
-            yield pool, max(holding.first_page[pool], lock.inserted_tokens // page_tokens)
-
-    def _take_over(self, holding: Holding, computed: int, swapped: Sequence[Own]) -> None:
-        # Cuts the table where windows begin, and enters the tree's pages where they stand for own ones.
-        for pool, page_tokens, retention in self._windows:
-            gone = retention.first_needed(computed) // page_tokens - holding.first_page[pool]
-            gone = min(gone, len(holding.handles[pool]))
-            if gone > 0:
-                holding.handles[pool] = holding.handles[pool][gone:]
-                holding.places[pool] = holding.places[pool][gone:]
-                holding.first_page[pool] += gone
-        for pool, taken in enumerate(swapped):
-            if len(taken.handles):
-                self._enter(holding, pool, taken)
-        self._keeper.refresh(holding)
-
-    def _enter(self, holding: Holding, pool: int, taken: Own) -> None:
-        low = taken.first_page - holding.first_page[pool]
-        high = low + len(taken.handles)
-        if not np.array_equal(holding.handles[pool][low:high], taken.handles):
-            handles, places = holding.handles[pool].copy(), holding.places[pool].copy()
-            handles[low:high] = taken.handles
-            places[low:high] = self._arena.physical(pool, taken.handles)
-            holding.handles[pool], holding.places[pool] = handles, places
 
     # ---- the arena's word
 
@@ -360,19 +275,3 @@ class Prefixes:
         yield found.boundary_tokens
         if found.boundary_tokens:
             yield from (start for start in self.tree.boundaries(found) if start < found.boundary_tokens)
-
-    def _key(self, request: Request) -> Key:
-        # Packed once and lengthened by what was generated since.
-        known, history = request.prefix, request.history
-        if known is None:
-            known = token_key(history, request.namespace)
-        elif known.tokens < len(history):
-            fresh = token_key(history[known.tokens :])
-            known = Key(known.data + fresh.data, len(history), request.namespace)
-        request.prefix = known
-        return known
-
-
-def _lock_of(holding: Holding) -> Lock:
-    assert holding.lock is not None, f"{holding.grant.owner} runs beside the prefix cache without a lock"
-    return holding.lock
