@@ -8,6 +8,7 @@ pages     every kind padded to one page size, beside slabs: padding and concurre
 grants    each request granted its prefill peak, while its prompt is computed or for life, beside resident grants
 rings     windows in a ring per request, or in rings for all request slots, beside windows taken on demand
 policies  concurrency of every policy on two shapes
+wrong     what policies do that some engine had: the same queues, in smaller arenas
 
 Lengths come from `mooncake_conversation.jsonl` and `azure2023_conv.csv` in the folder $HALOCLINE_DATA; where they are
 absent, from a generator with their means (the JSON line says which). Every run is a saturated queue: somebody always
@@ -21,7 +22,7 @@ import argparse
 import heapq
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -36,11 +37,14 @@ from halocline.units import GIB, MIB
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # the policies exist in tests only
 
+from testing import wrong
 from testing.layouts import GEMMA_3_27B, MIMO_V2_FLASH_LIKE, QWEN3_NEXT_80B, layers_of
 from testing.policies import (
     EQUAL,
     FULL,
+    KEEPING,
     RINGS_PER_REQUEST,
+    SELFISH,
     SHARED,
     KeepingArena,
     Policy,
@@ -451,6 +455,46 @@ def part_policies(requests: int) -> Json:
     return found
 
 
+# ---- wrong policies
+
+
+def part_wrong(requests: int) -> Json:
+    """Gemma 3 27B in 24 GiB under policies that are wrong on purpose; each pair of rows has the right one first."""
+    long, short = lengths("mooncake", requests // 4), lengths("azure", requests // 2)
+    tiny: Lengths = [(49, 17)] * requests  # one token more than whole pages
+    twice = Policy("rounded twice", by_slabs, price=wrong.price_rounded_twice)
+    dear = Policy("full length", by_slabs, price=wrong.price_of_a_full_length_window)
+    runs: list[tuple[str, Policy, int, Lengths, Callable[[Queue], None] | None]] = [
+        ("mooncake", SHARED, 24, long, None),
+        ("mooncake, chunk pages from others' grants", SHARED, 24, long, wrong.takes_granted_room),
+        ("mooncake, windows kept while decoding", SHARED, 24, long, wrong.keeps_windows_while_decoding),
+        ("mooncake, windows priced at full length", dear, 24, long, None),
+        ("49 + 17 tokens, in 2 GiB", SHARED, 2, tiny, None),
+        ("49 + 17 tokens, in 2 GiB, rounded twice", twice, 2, tiny, None),
+        ("azure, then mooncake, all kept", KEEPING, 24, short + long, None),
+        ("azure, then mooncake, a pool evicts only itself", SELFISH, 24, short + long, None),
+    ]
+    found: Json = {}
+    print(f"{'wrong: queue, policy':<50}  at once       of finished   failed retracted  again    stuck")
+    for name, policy, gib, queue, spoil in runs:
+        made = Queue(policy, GEMMA_3_27B, gib * GIB)
+        if spoil is not None:
+            spoil(made)
+        outcome = made.run(queue)
+        row: Json = {
+            "concurrency": round(outcome.concurrency, 1),
+            "requests": len(queue),
+            "finished": outcome.finished,
+            "failed": outcome.failed,
+            "retractions": outcome.retractions,
+            "recomputed_tokens": outcome.recomputed_tokens,
+            "stuck": "yes" if outcome.stuck else "no",
+        }
+        found[name] = row
+        print(f"{name:<50}" + "".join(f"{value!s:>9}" for value in row.values()), flush=True)
+    return found
+
+
 def _concurrency(outcome: Outcome) -> float:
     assert not outcome.stuck, f"{outcome}: work is left and nothing runs"
     return round(outcome.concurrency, 1)
@@ -471,6 +515,7 @@ PARTS = {
     "pages": part_pages,
     "grants": part_grants,
     "rings": part_rings,
+    "wrong": part_wrong,
 }
 
 
