@@ -77,8 +77,9 @@ def table_lines(mutants: Sequence[Mutant], verdicts: Sequence[Verdict]) -> list[
     lines = ["| mutant | file | what was changed | caught by | s |", "|---|---|---|---|---|"]
     for mutant, verdict in zip(mutants, verdicts, strict=True):
         hung = " (it hangs)" if verdict.word == "hang" else ""
-        test = verdict.test.rpartition("/")[2] if verdict.is_caught else f"**{verdict.word}** {verdict.test}"
-        change = mutant.change().replace("|", "\\|")
+        file, _, test = verdict.test.partition("::")
+        test = f"{file.rpartition('/')[2]}::{test}" if verdict.is_caught else f"**{verdict.word}** {verdict.test}"
+        change, test = (text.replace("|", "\\|") for text in (mutant.change(), test))
         lines.append(f"| {mutant.name} | {mutant.file} | `{change}` | {test}{hung} | {verdict.seconds:.1f} |")
     return lines
 

@@ -52,17 +52,14 @@ class Mutant:
         return text.replace(self.old, self.new)
 
     def change(self) -> str:
-        """Return old and new in one line each, without what they share at both ends, cut at word borders."""
-        old, new = self.old.split(), self.new.split()
-        head = _shared(old, new)
-        tail = min(_shared(old[::-1], new[::-1]), len(old) - head, len(new) - head)
-        parts = [" ".join(words[head : len(words) - tail]) for words in (old, new)]
-        return " -> ".join(part or "nothing" for part in parts)
+        """Return the lines that differ, old ones and new ones."""
+        old, new = self.old.splitlines(), self.new.splitlines()
+        gone, come = _beyond(old, new), _beyond(new, old)
+        return f"{gone or 'nothing'} -> {come or 'nothing'}"
 
 
-def _shared(left: list[str], right: list[str]) -> int:
-    pairs = zip(left, right, strict=False)
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(left), len(right)))
+def _beyond(lines: Sequence[str], others: Sequence[str]) -> str:
+    return " / ".join(line.strip() for line in lines if line.strip() and line not in others)
 
 
 def read() -> list[Mutant]:

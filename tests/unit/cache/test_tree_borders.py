@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from halocline.cache.keys import token_key
 from halocline.memory.retention import Full, Sliding, State
-from testing.cache import CacheWorld, arena_of
+from testing.cache import CacheWorld, arena_of, lose
 
 
 def boundary(w: CacheWorld, tokens) -> int:
@@ -43,3 +43,16 @@ def test_a_node_at_which_two_paths_end_grows_for_neither():
     assert (first.lock.node.end, second.lock.node.end) == (3, 2)
     assert w.compute([(second, 16)])
     w.check()
+
+
+def test_a_node_that_owns_nothing_stays_while_a_path_ends_there():
+    """Without a full pool a window may pass all pages of the node where its request goes on."""
+    w = CacheWorld(arena_of((Sliding(2), 4, 1), slabs=20))
+    runner = w.enter(range(7), output=20)
+    assert w.compute([(runner, 7)])
+    lose(w, 0, [0])
+    w.check()
+    runner.tokens.append(1000)
+    assert w.compute([(runner, 1)])
+    w.check()
+    assert boundary(w, [*range(7), 1000, 1001]) == 8
