@@ -41,6 +41,7 @@ FOREIGN = (
     Foreign("SGLang", "--max-prefill-tokens", "--step-tokens", "one budget for the step"),
     Foreign("SGLang", "--page-size", "--page-tokens", "a power of two; one number or one per pool"),
     Foreign("SGLang", "--swa-full-tokens-ratio", "--policy", "static:R; by default there is no split"),
+    Foreign("SGLang", "--mamba-full-memory-ratio", "--policy", "the S of static:R:S; by default there is no split"),
     Foreign("SGLang", "--schedule-conservativeness", "--admission", "expected:QUANTILE or guaranteed"),
     Foreign("SGLang", "--attention-backend", "--attention", "auto, cpu, blocked or reference"),
     Foreign("SGLang", "--random-seed", "--seed", "the same meaning"),
