@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testing.cache import HYBRID, SLACK, CacheWorld, arena_of, session
+from testing.cache import HYBRID, SLACK, CacheWorld, arena_of, lose, session
 
 
 def test_at_most_half_of_the_arena_is_proven():
@@ -15,3 +15,30 @@ def test_at_most_half_of_the_arena_is_proven():
     marks = w.tree.marks
     assert w.layout.arena_bytes // 4 < marks.proven_bytes <= w.layout.arena_bytes // 2
     assert any(not mark.proven for mark in marks.marks.values())
+
+
+def evicted_session() -> tuple[CacheWorld, float]:
+    """Serve a session and let its first full page die, and so all of it; return what a byte of it was worth."""
+    w = CacheWorld(arena_of(*HYBRID, slabs=120), SLACK)
+    w.serve(session(1))
+    (mark,) = w.tree.marks.marks.values()
+    lose(w, 0, [0])
+    assert not w.tree.forest.nodes
+    return w, mark.key
+
+
+def test_the_clock_rises_to_what_was_evicted():
+    """So a newcomer is worth more than what came before it and was not used since."""
+    w, worth = evicted_session()
+    w.serve(session(2))
+    (mark,) = w.tree.marks.marks.values()
+    assert worth < 1.5 * worth < mark.key
+
+
+def test_who_returns_after_its_eviction_is_worth_nothing_until_it_is_used():
+    w, _ = evicted_session()
+    w.serve(session(1, turn=1))
+    (mark,) = w.tree.marks.marks.values()
+    assert (mark.returned, mark.worth) == (True, 0.0)
+    assert w.serve(session(1, turn=1)) > 0
+    assert (mark.returned, mark.proven) == (False, True)
