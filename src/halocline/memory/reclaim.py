@@ -70,18 +70,23 @@ def reclaim_plan(pressure: Pressure) -> Plan | Refusal:
     bargain = Bargain(pressure)
     over = [pool for pool in bargain.pools if not bargain.fit_cap(pool)]
     missing = bargain.slabs_missing
+    book = [bargain.offer(pool) for pool in bargain.pools] if missing > 0 and not over else []
     while missing > 0 and not over:
-        offers = [(offer.loss, offer.bytes, pool, offer) for pool in bargain.pools if (offer := bargain.offer(pool))]
+        offers = sorted((offer for offer in book if offer is not None), key=_price)
         if not offers:
             break
-        offers.sort(key=lambda bid: bid[:3])
-        best = offers[0][3]
+        best = offers[0]
+        before = bargain.left.copy()
         bargain.take(best)
         missing = bargain.slabs_missing
         if missing > 1:
-            rival = offers[1][:2] if len(offers) > 1 else (float("inf"), 0)
+            rival = _price(offers[1])[:2] if len(offers) > 1 else (float("inf"), 0)
             bargain.take_more(best, missing, rival)
             missing = bargain.slabs_missing
+        if missing > 0:
+            for pool, offer in enumerate(book):
+                if bargain.left[pool] != before[pool] or (offer is not None and offer.shares(best)):
+                    book[pool] = bargain.offer(pool)
     if missing > 0 or over:
         return _refusal(pressure, bargain.slabs_missing, over)
     bargain.spare()
@@ -101,6 +106,10 @@ class Offer:
         self.loss = 0.0
         self.bytes = 0
 
+    def shares(self, other: Offer) -> bool:
+        """Whether a unit stands in both: one that hangs on a unit stands wherever that unit stands."""
+        return not self.units.keys().isdisjoint(other.units.keys())
+
 
 class Bargain:
     """The state of one plan in the making: what is given up so far."""
@@ -110,7 +119,8 @@ class Bargain:
         self.pools = range(len(pressure.fixed))
         ranked = pressure.ranked or (0,) * len(pressure.fixed)
         self._loose_left = [cached - inside for cached, inside in zip(pressure.cached, ranked, strict=True)]
-        self._left = [fixed + cached for fixed, cached in zip(pressure.fixed, pressure.cached, strict=True)]
+        self.left = [fixed + cached for fixed, cached in zip(pressure.fixed, pressure.cached, strict=True)]
+        """Per pool: pages that stay, as things stand."""
         self.loose = [0 for _ in self.pools]
         self.taken: dict[int, int] = {}
         """By unit id, in the order in which they were bought: pages given up."""
@@ -119,12 +129,12 @@ class Bargain:
     @property
     def slabs_missing(self) -> int:
         """Slabs by which all pools together exceed the arena."""
-        return sum(self._slabs(pool, self._left[pool]) for pool in self.pools) - self._pressure.slabs
+        return sum(self._slabs(pool, self.left[pool]) for pool in self.pools) - self._pressure.slabs
 
     def fit_cap(self, pool: int) -> bool:
         """Give up what `pool` holds beyond its cap: it can only make itself pay. False if it cannot pay enough."""
         cap = self._pressure.caps[pool]
-        over = self._left[pool] - cap * self._pressure.pages_per_slab[pool]
+        over = self.left[pool] - cap * self._pressure.pages_per_slab[pool]
         if over > 0:
             offer = self._buy(pool, over)
             if offer is None:
@@ -135,21 +145,21 @@ class Bargain:
     def offer(self, pool: int) -> Offer | None:
         """Return what one slab less of `pool` costs; None when pins or fixed pages keep it."""
         per_slab = self._pressure.pages_per_slab[pool]
-        slabs = ceil_div(self._left[pool], per_slab)
+        slabs = ceil_div(self.left[pool], per_slab)
         if slabs <= self._pressure.pinned_slabs[pool]:
             return None
-        return self._buy(pool, self._left[pool] - (slabs - 1) * per_slab)
+        return self._buy(pool, self.left[pool] - (slabs - 1) * per_slab)
 
     def take(self, offer: Offer) -> None:
         """Give up what `offer` names."""
         self.loose[offer.pool] += offer.loose
         self._loose_left[offer.pool] -= offer.loose
-        self._left[offer.pool] -= offer.loose
+        self.left[offer.pool] -= offer.loose
         for unit, count in offer.units.values():
             self.units[unit.id] = unit
             self.taken[unit.id] = self.taken.get(unit.id, 0) + count
             for pool, pages in enumerate(_pages(unit, count)):
-                self._left[pool] -= pages
+                self.left[pool] -= pages
 
     def take_more(self, bought: Offer, slabs: int, rival: tuple[float, int]) -> None:
         """Buy up to `slabs` more like `bought` at once, where a whole slab of it still costs no more than `rival`."""
@@ -161,11 +171,11 @@ class Bargain:
             bundle, worth = source.bundle, source.worth
             left = 0 if source.hung or not bundle else source.left[pool] - self.taken[source.id]
         dearest = ceil_to(per_slab, bundle) * self._pressure.page_bytes[pool] if bundle else 0
-        standing = ceil_div(self._left[pool], per_slab)
+        standing = ceil_div(self.left[pool], per_slab)
         count = min(slabs, left // per_slab, standing - self._pressure.pinned_slabs[pool])
         if count <= 0 or (worth * dearest, dearest) > rival:
             return
-        pages = min(left, ceil_to(self._left[pool] - (standing - count) * per_slab, bundle))
+        pages = min(left, ceil_to(self.left[pool] - (standing - count) * per_slab, bundle))
         more = Offer(pool)
         if source is None:
             more.loose = pages
@@ -187,7 +197,7 @@ class Bargain:
         for pool in self.pools:
             kept = self._most(self.loose[pool], partial(self._only, pool))
             self.loose[pool] -= kept
-            self._left[pool] += kept
+            self.left[pool] += kept
 
     def _buy(self, pool: int, pages: int) -> Offer | None:
         offer = Offer(pool)
@@ -234,13 +244,13 @@ class Bargain:
 
     def _put_back(self, unit: Unit, count: int) -> None:
         for pool, pages in enumerate(_pages(unit, count)):
-            self._left[pool] += pages
+            self.left[pool] += pages
         self.taken[unit.id] -= count
         if self.taken[unit.id] == 0:
             del self.taken[unit.id]
 
     def _can_keep(self, pages: list[int]) -> bool:
-        needs = [self._slabs(pool, self._left[pool] + pages[pool]) for pool in self.pools]
+        needs = [self._slabs(pool, self.left[pool] + pages[pool]) for pool in self.pools]
         return sum(needs) <= self._pressure.slabs and all(map(int.__le__, needs, self._pressure.caps))
 
     def _slabs(self, pool: int, pages: int) -> int:
@@ -260,6 +270,11 @@ def _pages(unit: Unit, count: int) -> list[int]:
 
 def _bundles(unit: Unit, bundle: int, most: int, count: int) -> list[int]:
     return _pages(unit, min(most, count * bundle))
+
+
+def _price(offer: Offer) -> tuple[float, int, int]:
+    # What is lost counts first, then the bytes.
+    return offer.loss, offer.bytes, offer.pool
 
 
 def _refusal(pressure: Pressure, missing: int, over: list[int]) -> Refusal:
