@@ -7,6 +7,7 @@ every act, counts the bytes, and asks a reason of everybody who waits. In the en
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -173,5 +174,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.run()
 
 
+class LongMachine(SchedulerMachine):
+    """The same, longer."""
+
+
 SchedulerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestSchedulerMachine = SchedulerMachine.TestCase
+LongMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60)
+TestLongMachine = pytest.mark.laws(LongMachine.TestCase)

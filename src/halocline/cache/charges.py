@@ -82,6 +82,10 @@ class Charges:
                 self._unlocked[pool].append(handles)
         self._change_rooms({self._open[lock_id]: change for lock_id, change in rooms.items() if lock_id in self._open})
 
+    def pay(self, lock: Lock) -> None:
+        """Let `lock` pay what it owes, as far as its grant has room by now."""
+        self._change_rooms({lock: [0] * len(lock.owed)})
+
     def unlocked(self) -> list[Handles]:
         """Return the pages, per pool, that were unlocked since the last call and are loose in the arena."""
         pages = [np.concatenate(parts) if parts else NO_HANDLES for parts in self._unlocked]

@@ -191,6 +191,10 @@ class LockBook:
         if parts:
             self._charges.part(parts)
 
+    def pay(self, lock: Lock) -> None:
+        """Let `lock` pay the charges that it owes, as far as its grant has room by now."""
+        self._charges.pay(lock)
+
     def unlocked(self) -> list[Handles]:
         """Return the pages, per pool, that were unlocked since the last call and are loose in the arena."""
         return self._charges.unlocked()

@@ -8,6 +8,8 @@ until their prompts end. Whoever is refused gets a reason with numbers.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from halocline.memory.arena import Arena
 from halocline.memory.grant import Refusal
 from halocline.schedule.admission import Candidate, Gate
@@ -96,9 +98,7 @@ class Filler:
             return waits
         holding = self._sharing.open(request, candidate.entrance, candidate.demand)
         if isinstance(holding, Refusal) and candidate.start and self._roster.running == 0:
-            # Hot may cost more than cold, and nobody is there whose leaving could make room.
-            candidate = self._gate.candidate(request, cold=True)
-            holding = self._sharing.open(request, candidate.entrance, candidate.demand)
+            candidate, holding = self._cheaper(request, candidate)
         if isinstance(holding, Refusal):
             # What this step's chunks borrow is back when the step is over.
             if self._arena.fits(holding.extra.minus(room.held_by_chunks)):
@@ -134,6 +134,16 @@ class Filler:
             f"{other.id} has computed {other.computed} of {agreed} tokens that both begin with, {candidate.start} are "
             f"cached; it has waited {request.waits} of at most {MOST_WAIT_STEPS} steps for them",
         )
+
+    def _cheaper(self, request: Request, hot: Candidate) -> tuple[Candidate, Holding | Refusal]:
+        """Hot may cost more than cold, and nobody runs whose leaving could make room: hand the checkpoint over, or go
+        without it."""
+        handed = Candidate(replace(hot.entrance, hands_over=True), hot.demand)
+        answer = self._sharing.open(request, handed.entrance, handed.demand)
+        if not isinstance(answer, Refusal):
+            return handed, answer
+        cold = self._gate.candidate(request, cold=True)
+        return cold, self._sharing.open(request, cold.entrance, cold.demand)
 
     def _chunk(self, request: Request, holding: Holding, start: int, room: StepRoom) -> tuple[int, Refusal | None]:
         """Enter the next chunk of `request` as far as there is room; return its tokens, 0 if none, and any refusal."""

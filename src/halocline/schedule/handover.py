@@ -62,6 +62,14 @@ class Handover:
         own = self._own(holding, lock)
         self._tree.advance([Advance(lock, key_of(request), end, request.computed, own, protect=True)])
 
+    def undo(self, request: Request, holding: Holding) -> None:
+        """Give a checkpoint back that was handed to a request which could not be admitted after all."""
+        lock, own = lock_of(holding), list(self._no_own)
+        if any(map(len, lock.handed)):
+            for pool in self._states:
+                own[pool] = Own(0, lock.handed[pool])
+            self._tree.advance([Advance(lock, key_of(request), lock.inserted_tokens, lock.inserted_tokens, own)])
+
     def _windows_begin(self, computed: int) -> list[int]:
         # The first page, per window pool, that positions from `computed` on read.
         return [retention.first_needed(computed) // size for _, size, retention in self._windows]

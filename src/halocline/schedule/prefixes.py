@@ -64,6 +64,8 @@ class Prefixes:
         for start in self._boundaries(found):
             if start == 0 or fits_alone(start, self.tree.hot_demand(start, self._nothing)):
                 return Entrance(start, found)
+            if fits_alone(start, self.tree.hot_demand(start, self._nothing, hand_over=True)):
+                return Entrance(start, found, hands_over=True)
         raise AssertionError("0 is always a boundary")
 
     def awaited(self, request: Request, entrance: Entrance, prefilling: Iterable[Request]) -> Awaited | None:
@@ -90,7 +92,7 @@ class Prefixes:
     def open(self, request: Request, entrance: Entrance, demand: Demand) -> Holding | Refusal:
         """Lock what resuming at the entrance reads and reserve the rest of `demand`; refused, nothing has changed."""
         assert entrance.found is not None, f"{request.id} enters without having asked the tree"
-        lock = self.tree.lock(entrance.found, entrance.start, request.id, demand)
+        lock = self.tree.lock(entrance.found, entrance.start, request.id, demand, hand_over=entrance.hands_over)
         if isinstance(lock, Refusal):
             return lock
         holding = Holding(lock.grant, len(self._arena.pools), lock)
@@ -100,6 +102,8 @@ class Prefixes:
         for pool in self._windows:
             holding.handles[pool] = lock.pages[pool].copy()
             holding.first_page[pool] = lock.first_page[pool]
+        for pool in self._states:
+            holding.handles[pool] = lock.handed[pool].copy()
         holding.places = [self._arena.physical(pool, handles) for pool, handles in enumerate(holding.handles)]
         self._keeper.refresh(holding)
         return holding
@@ -188,6 +192,8 @@ class Prefixes:
             self.tree.drop_states(lock_of(holding))
         self._handover.advance(moved, holdings)
         for request, holding in zip(moved, holdings, strict=True):
+            if any(lock_of(holding).owed):
+                self.tree.locks.pay(lock_of(holding))
             if may_fall(self._keeper, request):
                 covered = self.covered(holding)
                 self._keeper.reprice(holding, request.resumed_at, request.end, request.computed, covered)
@@ -197,6 +203,8 @@ class Prefixes:
         lock = lock_of(holding)
         if keep and request.computed > lock.resumed_tokens:
             self._handover.finish(request, holding)
+        elif not request.is_running:
+            self._handover.undo(request, holding)
         self.tree.close(lock)
         self._keeper.close(holding)
 

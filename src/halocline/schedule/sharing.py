@@ -32,6 +32,8 @@ class Entrance:
     start: int
     found: Match | None = None
     """What the prefix cache has of it; None without one."""
+    hands_over: bool = False
+    """Whether a checkpoint becomes its working state, because there is no room for a copy beside it."""
 
 
 @dataclass(frozen=True, slots=True)

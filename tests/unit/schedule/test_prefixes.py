@@ -14,6 +14,7 @@ from halocline.memory.grant import Grant, Handles, Move, Order, Refusal
 from halocline.memory.retention import Full, Sliding, State
 from halocline.schedule import fill
 from halocline.schedule.events import Rejected
+from halocline.schedule.holding import Holding
 from halocline.schedule.request import Request
 from testing.schedule import FULL_AND_WINDOW, MIXED, THREE_POOLS, PoolSpec, World, fewest_slabs, stem, world
 
@@ -128,26 +129,55 @@ def test_what_an_empty_arena_cannot_hold_is_rejected_hot_or_cold() -> None:
     assert isinstance(made.arrive("second", stem(20), 6), Rejected)
 
 
-@pytest.mark.parametrize(("slabs", "cached"), [(8, 0), (9, 8)])
-def test_a_boundary_whose_whole_life_does_not_fit_is_passed_over(slabs: int, cached: int) -> None:
+@pytest.mark.parametrize(("slabs", "copied"), [(8, 0), (9, 1)])
+def test_a_checkpoint_is_handed_over_where_a_copy_beside_it_could_never_fit(slabs: int, copied: int) -> None:
     """Hot takes a checkpoint beside the working state: 2 states + 6 pages + the floor's state are 9 slabs, cold 8."""
     made = hot_world(STATES, slabs)
     served(made, "first", stem(9), 2)
-    assert served(made, "second", stem(20), 5) == cached
-    figures = made.scheduler.figures().cache
-    assert figures is not None
-    assert figures.shortened == (cached == 0)
-    made.assert_all_finished()
+    made.arrive("second", stem(20), 5)
+    plan = made.plan()
+    assert plan is not None
+    assert made.cached_tokens["second"] == 8
+    assert len(plan.copies) == copied
+    made.apply(made.backend.run(plan))
+    made.run().assert_all_finished()
 
 
-def test_cold_is_taken_where_nobody_could_make_room_for_hot() -> None:
+def test_a_checkpoint_is_handed_over_where_nobody_could_make_room_for_a_copy() -> None:
     """A foreign owner that never lets go leaves room for everything but the checkpoint."""
     made = hot_world(STATES, 10)
     served(made, "first", stem(9), 2)
     reserved(made, (0, 2))
-    assert served(made, "second", stem(20), 5) == 0
+    assert served(made, "second", stem(20), 5) == 8
     assert made.ends["second"] == "length"
     made.assert_true_tokens()
+
+
+def test_cold_is_taken_where_the_checkpoint_can_only_be_copied() -> None:
+    """A reader outside the stream has pinned it, and lets nobody have it: then the request computes from 0."""
+    made = hot_world(STATES, 8)
+    served(made, "first", stem(9), 2)
+    tree = made.scheduler._sharing.tree  # type: ignore[attr-defined]
+    tree.locks.is_sole = lambda walk, granules: False
+    assert served(made, "second", stem(20), 5) == 0
+    made.assert_all_finished()
+
+
+def test_a_checkpoint_comes_back_when_its_request_cannot_be_admitted_after_all() -> None:
+    made = hot_world(STATES, 8)
+    served(made, "first", stem(9), 2)
+    cached = made.arena.figures().cached_bytes
+    made.arrive("second", stem(20), 5)
+    request, sharing = request_of(made, "second"), made.scheduler._sharing
+    candidate = made.scheduler._gate.candidate(request)
+    holding = sharing.open(request, candidate.entrance, candidate.demand)
+    assert isinstance(holding, Holding)
+    assert len(holding.handles[0]) == 1
+    sharing.leave(request, holding, keep=False)
+    assert made.arena.figures().cached_bytes == cached
+    assert made.scheduler.audit() == []
+    made.run().assert_all_finished()
+    assert made.cached_tokens["second"] == 8
 
 
 def prices_then_locks(made: World) -> None:
