@@ -89,7 +89,7 @@ class Faulty(ReferenceAttention):
 def test_a_fault_in_attention_is_found(monkeypatch: pytest.MonkeyPatch, family: str, fault: Fault) -> None:
     dtype = FAMILIES[family].dtype
     monkeypatch.setitem(BACKENDS, "faulty", lambda: Faulty(fault))
-    setting = Setting(arena="roomy", cached="none", admission="guaranteed", dtype=dtype)
+    setting = Setting(arena="roomy", cache="off", admission="guaranteed", dtype=dtype)
     assert differences(generated(family, dtype), serve(family, replace(setting, attention="reference")).tokens) == []
     assert differences(generated(family, dtype), serve(family, replace(setting, attention="faulty")).tokens)
 

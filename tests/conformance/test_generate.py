@@ -26,7 +26,7 @@ AXES: dict[str, Sequence[Any]] = {
     "attention": ["cpu", "reference", "blocked"],
     "admission": ["expected", "guaranteed"],
     "policy": ["shared", "static"],
-    "cached": ["others", "none"],
+    "cache": ["others", "cold", "hot", "off"],
     "dtype": [torch.float64, torch.float32],
 }
 UNEQUAL = ["gemma3", "cohere2", "llama4", "gemma3n", "gemma4", "exaone4", "olmo3"]
@@ -50,7 +50,8 @@ ROWS = _rows()
 
 def _check(family: str, setting: Setting) -> Outcome:
     outcome = serve(family, setting)
-    assert differences(generated(family, setting.dtype), outcome.tokens) == [], f"{family} under {setting}"
+    for number, tokens in enumerate(outcome.rounds):
+        assert differences(generated(family, setting.dtype), tokens) == [], f"{family} under {setting}, round {number}"
     return outcome
 
 
@@ -84,7 +85,7 @@ def test_greedy_tokens_equal_generate(family: str) -> None:
     assert sum(outcome.mixed_steps for outcome in outcomes) > 0, "prefill and decode were never in one step"
 
 
-SCARCE = Setting(page_tokens="2 full, 16 local", arena="small", admission="expected", cached="others")
+SCARCE = Setting(page_tokens="2 full, 16 local", arena="small", admission="expected", cache="others")
 
 
 @pytest.mark.parametrize("family", UNEQUAL)

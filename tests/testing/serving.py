@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -10,17 +11,19 @@ import numpy as np
 import torch
 import transformers
 
+from halocline.cache.node import TOMBSTONE
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
-from halocline.memory.grant import Grant, Order
+from halocline.memory.grant import NO_HANDLES, Grant, Handles, Order
 from halocline.memory.layout import ArenaLayout, LayerKV, solve_layout
+from halocline.memory.retention import Full
 from halocline.memory.sizing import Limits, longest_request, start_problems, static_caps
 from halocline.model.layers import kv_layers
 from halocline.model.loading import LoadedModel
 from halocline.model.runner import TorchBackend
 from halocline.params import SamplingParams
-from halocline.schedule.events import Arrive, NewToken, Update
-from halocline.schedule.figures import Totals
+from halocline.schedule.events import Admitted, Arrive, NewToken, Update
+from halocline.schedule.figures import CacheFigures, Totals
 from halocline.schedule.rules import Rules
 from halocline.schedule.scheduler import Scheduler
 from halocline.step import StepPlan, StepResult
@@ -31,6 +34,12 @@ TIE = 1e-4
 RUNNING = 6
 SIZES = ((30, 12), (1, 16), (13, 13), (5, 11), (47, 10), (12, 12), (24, 9))
 """(prompt tokens, new tokens) of each request: below, at and beyond the window of 12. One class of output lengths."""
+SHARED = {0: 30, 5: 12, 6: 17}
+"""These requests begin as request 4 does, for so many tokens: all of the prompt, or a part that ends inside a page."""
+LONG = 4
+"""The request whose beginning others share."""
+SPOKEN = (0, 3, 0, 5, 2, 0, 7)
+"""With a hot cache, how many tokens of its answer each request brings along in its prompt."""
 LONGEST = max(map(sum, SIZES))
 PAGES: dict[str, int | Mapping[str, int]] = {
     "1": 1,
@@ -54,8 +63,10 @@ class Setting:
     admission: str = "expected"
     policy: str = "shared"
     arena: str = "tight"
-    cached: str = "others"
-    """`others`: pages of somebody else's cache fill every hole, so that the arena must evict and move."""
+    cache: str = "others"
+    """`others`: no prefix cache, but pages of somebody else's cache fill every hole, so that the arena must evict and
+    move. `cold`: the prefix cache, empty at first. `hot`: all requests have been answered before, and some come with
+    a part of their answer. `off`: nothing of it."""
     attention: str = "cpu"
     dtype: torch.dtype = torch.float64
     eos: tuple[int, ...] = ()
@@ -65,11 +76,18 @@ class Setting:
 class Outcome:
     """What came of it, and how the memory was used."""
 
-    tokens: list[list[int]]
+    rounds: list[list[list[int]]]
+    """Of each round, the tokens of each request; with a hot cache there are two."""
     totals: Totals
     most_segments: int
     mixed_steps: int
     """Steps that held decodes and prefill chunks."""
+    cache: CacheFigures | None
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """What the requests got at last."""
+        return self.rounds[-1]
 
 
 @dataclass(frozen=True)
@@ -81,7 +99,8 @@ class Expected:
 
 
 def prompts() -> list[list[int]]:
-    return [tiny_prompt(tokens, seed=index) for index, (tokens, _) in enumerate(SIZES)]
+    own = [tiny_prompt(tokens, seed=index) for index, (tokens, _) in enumerate(SIZES)]
+    return [own[LONG][: SHARED.get(index, 0)] + prompt[SHARED.get(index, 0) :] for index, prompt in enumerate(own)]
 
 
 @cache
@@ -164,6 +183,13 @@ def _fits(layout: ArenaLayout, policy: str, slabs: int) -> int:
 
 def serve(family: str, setting: Setting) -> Outcome:
     """Run all requests at once under `setting`, with an audit of everything after every step."""
+    with engine(family, setting) as run:
+        return run.run(generated(family, setting.dtype))
+
+
+@contextmanager
+def engine(family: str, setting: Setting) -> Iterator[Run]:
+    """Put scheduler, arena and torch backend together for one model."""
     model = loaded(family, setting.dtype)
     layout, caps = layout_for(kv_layers(model.config, setting.dtype.itemsize), setting)
     rules = Rules(
@@ -173,13 +199,13 @@ def serve(family: str, setting: Setting) -> Outcome:
         vocab_size=VOCAB,
         eos_token_ids=setting.eos,
         admission=("expected", 0.9) if setting.admission == "expected" else ("guaranteed",),
+        prefix_cache=setting.cache in ("cold", "hot"),
     )
     backend = TorchBackend(model, layout, attention=setting.attention)
     try:
         arena = Arena(layout, caps)
         scheduler = Scheduler(arena, rules)
-        filler = Filler(arena, backend) if setting.cached == "others" else None
-        return _Run(scheduler, backend, filler).run(teach=not rules.is_guaranteed)
+        yield Run(setting, arena, scheduler, backend)
     finally:
         backend.close()
 
@@ -206,24 +232,70 @@ class Filler:
                 self.arena.release(grant)
 
 
-class _Run:
-    def __init__(self, scheduler: Scheduler, backend: TorchBackend, filler: Filler | None) -> None:
-        self.scheduler, self.backend, self.filler = scheduler, backend, filler
+class Run:
+    """Requests on one scheduler and backend, with an audit of everything after every step."""
+
+    def __init__(self, setting: Setting, arena: Arena, scheduler: Scheduler, backend: TorchBackend) -> None:
+        self.setting, self.arena, self.scheduler, self.backend = setting, arena, scheduler, backend
+        self.filler = Filler(arena, backend) if setting.cache == "others" else None
         self.tokens: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
+        """Tokens of each prompt that needed no computing."""
         self.most_segments = self.mixed_steps = 0
 
-    def run(self, teach: bool) -> Outcome:
-        if teach:
+    def run(self, expected: Sequence[Expected]) -> Outcome:
+        """Serve all requests at once; with a hot cache a second time, a part of the answer in the prompt."""
+        if self.setting.admission == "expected":
             self._teach_short_outputs()
         before = self.scheduler.figures().totals
-        for index, (prompt, (_, new)) in enumerate(zip(prompts(), SIZES, strict=True)):
-            self._arrive(f"r{index}", prompt, SamplingParams(temperature=0.0, max_tokens=new))
+        rounds = [self.together("r", prompts(), [new for _, new in SIZES])]
+        if self.setting.cache == "hot":
+            spoken = [list(one.tokens[:count]) for one, count in zip(expected, SPOKEN, strict=True)]
+            longer = [prompt + said for prompt, said in zip(prompts(), spoken, strict=True)]
+            rest = [new - len(said) for (_, new), said in zip(SIZES, spoken, strict=True)]
+            again = self.together("again", longer, rest)
+            rounds.append([said + tokens for said, tokens in zip(spoken, again, strict=True)])
+        figures = self.scheduler.figures()
+        figures.totals.retractions -= before.retractions
+        figures.totals.moves -= before.moves
+        return Outcome(rounds, figures.totals, self.most_segments, self.mixed_steps, figures.cache)
+
+    def together(self, name: str, given: Sequence[list[int]], new: Sequence[int]) -> list[list[int]]:
+        """Continue prompts all at once, greedily, and return their tokens."""
+        for index, (prompt, tokens) in enumerate(zip(given, new, strict=True)):
+            self._arrive(f"{name}{index}", prompt, SamplingParams(temperature=0.0, max_tokens=tokens))
         self._until_done()
-        totals = self.scheduler.figures().totals
-        totals.retractions -= before.retractions
-        totals.moves -= before.moves
-        tokens = [self.tokens[f"r{index}"] for index in range(len(SIZES))]
-        return Outcome(tokens, totals, self.most_segments, self.mixed_steps)
+        return [self.tokens[f"{name}{index}"] for index in range(len(given))]
+
+    def drop_windows(self, first_page: int = 0) -> int:
+        """Evict the cached pages of all windows, from the given page of a prefix on; return how many there were."""
+        tree = self.scheduler._sharing.tree
+        died: list[Handles] = []
+        for number, pool in enumerate(self.arena.layout.pools):
+            pages = [NO_HANDLES]
+            if not isinstance(pool.retention, Full):
+                for node in tree.forest.nodes.values():
+                    begin = node.start * tree.shape.pages_per_granule[number]
+                    held = node.pages[number][max(0, first_page - begin) :]
+                    pages.append(held[held != TOMBSTONE])
+            died.append(np.concatenate(pages))
+            self.arena.evict(number, died[-1])
+        self.scheduler._sharing.forget(died)
+        assert self.scheduler.audit() == [], self.scheduler.audit()
+        return sum(map(len, died))
+
+    def spoil_what_nobody_has(self) -> None:
+        """Write NaN over every byte that is in no cached page: what a page held before must not help."""
+        kept = []
+        for number, pages in enumerate(self.backend._mover._pages):
+            held = [node.pages[number] for node in self.scheduler._sharing.tree.forest.nodes.values()]
+            handles = np.concatenate([NO_HANDLES, *(each[each != TOMBSTONE] for each in held)])
+            places = torch.from_numpy(self.arena.physical(number, handles).astype(np.int64))
+            kept.append((pages, places, pages[places]))
+        for pages, _, _ in kept:
+            pages.fill_(0xFF)
+        for pages, places, contents in kept:
+            pages[places] = contents
 
     def _teach_short_outputs(self) -> None:
         """Finish enough requests of the same class at their first token, so that `expected` grants too little."""
@@ -261,5 +333,8 @@ class _Run:
         for update in updates:
             if isinstance(update, NewToken) and update.token_id is not None:
                 self.tokens[update.request_id].append(update.token_id)
+            elif isinstance(update, Admitted):
+                assert update.request_id not in self.cached, f"{update} is told twice"
+                self.cached[update.request_id] = update.cached_tokens
             elif type(update).__name__ in {"Failed", "Rejected"}:
                 raise AssertionError(f"{update}")
