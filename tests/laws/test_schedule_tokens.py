@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halocline.memory.retention import Chunked, Full, Sliding, State
@@ -24,6 +24,7 @@ from testing.schedule import (
     World,
     fewest_slabs,
     greedy,
+    prompt,
     rules,
     tiny_layout,
 )
@@ -53,7 +54,11 @@ def load(world: World, seed: int, requests: int = 14, longest: int = 40) -> Worl
         if draw.random() < 0.3:
             stop = (draw.randrange(97),)
             params = greedy(params.max_tokens, min_tokens=min(3, params.max_tokens or 0), stop_token_ids=stop)
-        world.arrive(f"r{index}", draw.choice((1, 2, 4, 5, 17, 30)), params, draw.choice((0, 0, 0, 1, -1)))
+        length, priority = draw.choice((1, 2, 4, 5, 17, 30)), draw.choice((0, 0, 0, 1, -1))
+        # With the prefix cache on, prompts begin like one of two others and go on differently.
+        shared = 16 if world.rules.prefix_cache else 0
+        text = (*prompt(shared, index % 2), *prompt(length, index + 2))[:length] if shared else length
+        world.arrive(f"r{index}", text, params, priority)
     return world
 
 
@@ -76,6 +81,19 @@ def test_l11_tokens_survive_retraction(shape: str) -> None:
     world.run().assert_all_finished()
     assert world.retractions > 0, "the arena was meant to be so small that requests are retracted"
     assert world.scheduler.figures().totals.recomputed_tokens > 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_l11_tokens_are_the_same_with_the_prefix_cache_on(shape: str) -> None:
+    """Prompts that begin alike in the smallest arena that takes them, with eviction and hits on the way."""
+    hot = rules(step_tokens=16, eos_token_ids=EOS, prefix_cache=True)
+    slabs = fewest_slabs(SHAPES[shape], 30, 40, prefix_cache=True)
+    world = load(World(tiny_layout(SHAPES[shape], slabs), hot), seed=2, requests=20)
+    world.run().assert_all_finished()
+    cache = world.scheduler.figures().cache
+    assert cache is not None
+    assert sum(cache.evicted_pages) > 0, "the arena was meant to be too small to keep everything"
+    assert shape == "windows-only" or cache.hit_tokens > 0, f"nobody resumed on a cached prefix: {cache.lookups}"
 
 
 def moving_world(backend: type[FakeBackend] = FakeBackend) -> World:
@@ -152,6 +170,19 @@ def small_worlds(draw: st.DrawFn) -> tuple[World, int]:
 def test_l11_tokens_are_the_same_in_any_world(drawn: tuple[World, int]) -> None:
     world, seed = drawn
     load(world, seed, requests=7, longest=14).run().assert_all_finished()
+
+
+@settings(max_examples=30)
+@given(small_worlds())
+def test_l11_tokens_are_the_same_in_any_world_with_the_prefix_cache_on(drawn: tuple[World, int]) -> None:
+    """Worlds with full attention, alone or beside other kinds."""
+    world, seed = drawn
+    pools = [(pool.retention, pool.page_tokens, pool.pages_per_slab) for pool in world.layout.pools]
+    if not any(isinstance(retention, Full) for retention, _, _ in pools):
+        pools.append((Full(), 4, 2))
+    slabs = fewest_slabs(pools, 12, 14, prefix_cache=True) + seed % 5
+    hot = World(tiny_layout(pools, slabs), replace(world.rules, prefix_cache=True))
+    load(hot, seed, requests=7, longest=14).run().assert_all_finished()
 
 
 @given(small_worlds())
