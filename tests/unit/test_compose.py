@@ -58,6 +58,17 @@ def test_an_engine_that_was_built_answers(folder: Path) -> None:
         parts.backend.close()
 
 
+@pytest.mark.parametrize("word", ["on", "off"])
+def test_the_prefix_cache_is_what_the_operator_said(folder: Path, word: str) -> None:
+    settings = prepare(config(folder, prefix_cache=word), quiet=True).spec.settings
+    parts = build_engine(settings, lambda text, fraction: None)
+    try:
+        assert (parts.scheduler.figures().cache is not None) is (word == "on")
+        assert parts.model.details["prefix_cache"] == word
+    finally:
+        parts.backend.close()
+
+
 def test_auto_bytes_are_decided_once_from_the_free_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Memory:
         available = 400 * 2**20

@@ -108,6 +108,43 @@ def test_log_probabilities_are_those_of_the_model(llm: LLM) -> None:
         assert place[token].decoded_token is not None
 
 
+def test_outputs_say_how_much_of_the_prompt_was_cached(llm: LLM) -> None:
+    prompt = tiny_prompt(100, seed=100)
+
+    def found(given: Any, params: SamplingParams = GREEDY) -> tuple[int | None, list[int]]:
+        (output,) = llm.generate(given, params, use_tqdm=False)
+        return output.num_cached_tokens, output.outputs[0].token_ids
+
+    cold, right = found(prompt)
+    hot, again = found(prompt)
+    assert cold == 0
+    assert hot is not None
+    assert 0 < hot < len(prompt)
+    assert right == again == reference_tokens(tiny_model("gemma3"), prompt, 12)
+    assert found({"prompt_token_ids": prompt, "cache_salt": "mine"}) == (0, right), "another salt, another prefix"
+    assert found({"prompt_token_ids": prompt, "cache_salt": "mine"}) == (hot, right)
+    several = SamplingParams(n=3, temperature=0.0, max_tokens=2, ignore_eos=True)
+    assert found({"prompt_token_ids": prompt, "cache_salt": "three"}, several)[0] == 0, "one of them computed it"
+
+
+def test_conversations_are_kept_apart_by_a_salt_too(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "the quick brown fox jumps over the lazy dog " * 4}]
+
+    def found(**salt: str) -> int | None:
+        (output,) = llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False, **salt)
+        return output.num_cached_tokens
+
+    assert found() == 0
+    assert (found() or 0) > 0
+    assert found(cache_salt="mine") == 0
+
+
+def test_a_salt_that_cannot_be_used_is_refused_by_name(llm: LLM) -> None:
+    with pytest.raises(ParameterError, match="cache_salt") as caught:
+        llm.generate([{"prompt": "x", "cache_salt": 7}, {"prompt": "y"}], GREEDY, use_tqdm=False)
+    assert caught.value.param == "cache_salt"
+
+
 def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     (whole,) = llm.generate([3, 4, 5], GREEDY, use_tqdm=False)
     text = whole.outputs[0].text

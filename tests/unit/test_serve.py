@@ -20,10 +20,11 @@ import psutil
 import pytest
 
 from halocline.cli.main import main
+from halocline.compose import prepare
 from halocline.config import Config
 from halocline.errors import EngineDeadError
 from halocline.model.builtin import is_installed
-from halocline.serve import Started, running_server
+from halocline.serve import Started, memory_lines, running_server
 from testing.models import save_tiny
 
 PATIENCE_SECONDS = 60.0
@@ -109,6 +110,7 @@ def test_it_prints_what_the_arena_holds_and_how_to_try_it(server: Started) -> No
     assert "pool sliding-12: 3 layers" in said
     assert "static:0.8" in said
     assert "longest request" in said
+    assert "prefix cache on: equal beginnings are computed once, in granules of" in said
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not any(line.startswith("try ") for line in server.lines):
         assert time.monotonic() < deadline, "no curl line was printed"
@@ -116,6 +118,12 @@ def test_it_prints_what_the_arena_holds_and_how_to_try_it(server: Started) -> No
     (curl,) = [line.removeprefix("try").strip() for line in server.lines if line.startswith("try ")]
     done = subprocess.run(["bash", "-c", f"{curl} --silent"], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+def test_it_says_when_prefixes_are_not_kept(folder: Path) -> None:
+    prepared = prepare(config(folder, prefix_cache="off"), quiet=True)
+    assert prepared.memory is not None
+    assert memory_lines(prepared.config, prepared.memory.facts)[-1] == "prefix cache off"
 
 
 def test_a_killed_engine_is_told_to_clients_and_health(server: Started) -> None:
