@@ -157,8 +157,8 @@ def grants_only_the_next_token_on_return(made: World) -> None:
     gate = made.scheduler._gate
     price = gate.candidate
 
-    def small(request: Request, *, cold: bool = False) -> Candidate:
-        right = price(request, cold=cold)
+    def small(request: Request) -> Candidate:
+        right = price(request)
         if request.retractions == 0:
             return right
         return replace(right, demand=resident(made.layout, len(request.history), 1, right.start))
@@ -221,8 +221,8 @@ def charges_a_second_window(made: World) -> None:
     gate = made.scheduler._gate
     price = gate.candidate
 
-    def charged(request: Request, *, cold: bool = False) -> Candidate:
-        right = price(request, cold=cold)
+    def charged(request: Request) -> Candidate:
+        right = price(request)
         windows = resident(made.layout, right.start + 1, 1, right.start).minus(
             Demand(
                 ceil_div(right.start + 1, pool.page_tokens) if pool.name == "full" else 0 for pool in made.layout.pools
