@@ -47,7 +47,7 @@ def test_a2_who_resumes_on_a_cached_window_starts_at_once(split: bool) -> None:
 
 @SPLIT_OR_SHARED
 def test_a2_bites_when_the_scheduler_charges_a_second_window(split: bool) -> None:
-    with pytest.raises(AssertionError, match="it computes from 0 on"):
+    with pytest.raises(AssertionError, match=r"nothing to compute|it computes from 0 on"):
         run_a2(split, wrong.charges_a_second_window)
 
 
