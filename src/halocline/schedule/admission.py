@@ -77,6 +77,7 @@ class Candidate:
     """How a request would enter now: where computing starts, and what it asks for from there on."""
 
     entrance: Entrance
+    """Where computing starts."""
     demand: Demand
     """The whole price: what cached pages cover of it is known when they are locked."""
 
@@ -134,8 +135,8 @@ class Gate:
             return None
         return self._arithmetic(resident(self._arena.layout, 1, 1))
 
-    def candidate(self, request: Request, *, cold: bool = False) -> Candidate:
-        """Price `request` for admission now, from the longest cached boundary on that it could live with, or from 0.
+    def candidate(self, request: Request) -> Candidate:
+        """Price `request` for admission now, from the longest cached boundary on that it could live with.
 
         Hot may cost more than cold: a boundary whose whole life, whatever part of it is granted now, does not fit an
         empty arena beside the floor would never be admitted, so the next shorter one is asked, down to 0.
@@ -145,9 +146,14 @@ class Gate:
 
         def fits_alone(start: int, beside: Demand) -> bool:
             demand = resident(self._arena.layout, prompt_tokens, left, start)
-            return not cold and self._arena.fits_empty(demand.plus(beside).plus(self._floor))
+            return self._arena.fits_empty(demand.plus(beside).plus(self._floor))
 
-        entrance = self._sharing.entrance(request, fits_alone)
+        return self.priced(request, self._sharing.entrance(request, fits_alone))
+
+    def priced(self, request: Request, entrance: Entrance) -> Candidate:
+        """Price `request` from `entrance` on: with its whole life, or as much of it as is granted at admission."""
+        prompt_tokens = len(request.history)
+        left = request.end - prompt_tokens
         whole = self._rules.is_guaranteed or request.params.ignore_eos or request.retractions > 0
         expected = left if whole else min(left, self.lengths.estimate(request.max_tokens))
         return Candidate(entrance, resident(self._arena.layout, prompt_tokens, expected, entrance.start))

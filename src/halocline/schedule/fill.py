@@ -41,6 +41,7 @@ class Filler:
         self._sharing = sharing
         self._roster = roster
         self._growth = growth
+        self._has_states = any(not pool.is_positional for pool in arena.layout.pools)
         self._delay = Delay(arena, rules, roster)
 
     def fill(self, room: StepRoom, reasons: dict[str, Reason], now: float) -> None:
@@ -89,7 +90,7 @@ class Filler:
             passed += 1
 
     def _try_admit(self, request: Request, room: StepRoom) -> Reason | None:
-        barred = self._barred(request)
+        barred = self._barred(request, room)
         if barred is not None:
             return barred
         candidate = self._gate.candidate(request)
@@ -97,7 +98,7 @@ class Filler:
         if waits is not None:
             return waits
         holding = self._sharing.open(request, candidate.entrance, candidate.demand)
-        if isinstance(holding, Refusal) and candidate.start and self._roster.running == 0:
+        if isinstance(holding, Refusal) and candidate.start and self._has_states and self._roster.running == 0:
             candidate, holding = self._cheaper(request, candidate)
         if isinstance(holding, Refusal):
             # What this step's chunks borrow is back when the step is over.
@@ -113,11 +114,13 @@ class Filler:
         self._growth.grant(request)
         return None
 
-    def _barred(self, request: Request) -> Reason | None:
+    def _barred(self, request: Request, room: StepRoom) -> Reason | None:
         """Say why nobody like `request` may come in now, whatever it asks for."""
         slots = self._rules.max_running_requests
         if self._roster.running >= slots:
             return Reason("slots", f"{slots} requests are running, the most that max_running_requests allows")
+        if room.tokens_left == 0 and not request.retractions:  # whoever comes back may be short, and is asked
+            return self._growth.short_reason(request) or self._step_room(room, None)
         return self._growth.short_reason(request)
 
     def _waits_for_prefix(self, request: Request, candidate: Candidate) -> Reason | None:
@@ -142,7 +145,7 @@ class Filler:
         answer = self._sharing.open(request, handed.entrance, handed.demand)
         if not isinstance(answer, Refusal):
             return handed, answer
-        cold = self._gate.candidate(request, cold=True)
+        cold = self._gate.priced(request, replace(hot.entrance, start=0))
         return cold, self._sharing.open(request, cold.entrance, cold.demand)
 
     def _chunk(self, request: Request, holding: Holding, start: int, room: StepRoom) -> tuple[int, Refusal | None]:

@@ -257,7 +257,7 @@ def test_the_same_prefix_twice_at_once_is_held_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_request_waits_for_a_prefix_that_another_one_computes() -> None:
-    made = hot_world(slabs=60, step_tokens=16)
+    made = hot_world(slabs=60, step_tokens=18)  # chunks of 16: two tokens are left for others
     made.arrive("a", stem(40), 4)
     made.arrive("b", stem(40, branch=1, at=37), 4)
     made.arrive("c", tuple(range(60, 70)), 4)
@@ -282,13 +282,16 @@ def test_who_waits_for_a_prefix_lets_others_pass() -> None:
 
 
 def test_waiting_for_a_prefix_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one needs ten steps; after three the request computes its own."""
+    """The other one needs ten steps; after three the request would compute its own, and lacks only the step's room."""
     monkeypatch.setattr(fill, "MOST_WAIT_STEPS", 3)
-    made = hot_world(slabs=60, step_tokens=8, max_running_requests=4)
+    made = hot_world(slabs=60, step_tokens=10)
     made.arrive("a", stem(80), 4)
     made.arrive("b", stem(80), 4)
-    made.run_until(lambda: "b" in made.cached_tokens)
-    assert made.steps <= 11
+    codes = []
+    for _ in range(5):
+        made.plan_and_apply()
+        codes.append(made.scheduler.reasons()["b"].code)
+    assert codes == ["prefix", "prefix", "prefix", "step-room", "step-room"]
     assert request_of(made, "b").waits == 3
     made.run().assert_all_finished()
 
@@ -423,6 +426,33 @@ def test_full_pages_are_read_and_not_written_where_only_states_are_missing() -> 
     assert plan.tables[1].write_from.tolist() == [16]
     assert made.arena.budget.locked[1] == 4
     made.run().assert_all_finished()
+
+
+# --- the audit
+
+
+def test_the_audit_sees_a_table_that_begins_with_other_pages_than_are_locked() -> None:
+    made = hot_world()
+    served(made, "first", stem(20))
+    made.arrive("second", stem(20), 6)
+    made.plan_and_apply()
+    holding = request_of(made, "second").holding
+    assert holding is not None
+    holding.handles[0] = np.concatenate((holding.handles[0][1::-1], holding.handles[0][2:]))
+    found = [
+        violation for violation in made.scheduler.audit() if "begins with other pages than the 5" in str(violation)
+    ]
+    assert [violation.law for violation in found] == ["L1"]
+
+
+def test_the_audit_recounts_the_tree() -> None:
+    made = hot_world()
+    served(made, "first", stem(20))
+    made.arrive("second", stem(20), 6)
+    made.plan_and_apply()
+    tree = made.scheduler._sharing.tree  # type: ignore[attr-defined]
+    tree.forest.books[0].lockers[:] += 1
+    assert any(violation.law == "L5" for violation in made.scheduler.audit())
 
 
 # --- prefill delay
