@@ -152,8 +152,16 @@ class Owners:
         return f"stale handle {index} of generation {handle // GENERATION}: it means {self.describe(pool, index)}"
 
     def _prune(self) -> None:
-        remembered = np.zeros(self._next_id, np.bool_)  # by grant; a set of a million pages' owners takes 30 ms to make
+        # By position among the names, which stand in the order of their ids: a table by id would grow with every grant
+        # ever made, and a set of a million pages' owners takes 30 ms to make.
+        ids = np.fromiter(self.names, np.int64, len(self.names))
+        remembered = np.zeros(len(ids), np.bool_)
         for pool in self.pools:
-            remembered[pool.owner] = True
-        self.names = {i: name for i, name in self.names.items() if i in self.grants or remembered[i]}
+            at = np.minimum(np.searchsorted(ids, pool.owner), len(ids) - 1)
+            remembered[at[ids[at] == pool.owner]] = True
+        self.names = {
+            i: name
+            for (i, name), kept in zip(self.names.items(), remembered.tolist(), strict=True)
+            if kept or i in self.grants
+        }
         self._prune_at = 2 * len(self.names) + SPARE_NAMES
