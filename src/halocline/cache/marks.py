@@ -2,9 +2,11 @@
 
 A **mark** is a boundary that somebody may come back to: the end of a prompt, the end of an output, a branch that a
 second request revealed, a point where one has resumed. It protects its *tail*: in every window pool the pages of the
-last W - 1 positions before it and of a branch slack before those, and the state at it. The tail is one unit: it lives
-and dies as a whole. The full pages of a node are a unit that goes from its end, and what hangs on them (the tail at the
-node's end, the nodes below) goes first. Everything else is loose and goes before any unit.
+last W - 1 positions before it and of a branch slack, counted from where the prompt or output ended, and the state at
+it; and window pages before those that lie in the slab in which the tail begins, so that the slab empties when it dies.
+The tail is one unit: it lives and dies as a whole, and where nothing hangs on the node its full pages are in that unit,
+too. Else they are a unit of their own that goes from its end, and what hangs on them (the tail at the node's end, the
+nodes below) goes first. Everything else is loose and goes before any unit.
 
 What a mark is worth per byte: the tokens that it saves beyond the mark before it on the path, over the bytes that are
 kept for it alone. The order is kept without ever re-sorting: worth = clock + tokens / bytes, set when the mark is made
