@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from halocline.memory.grant import NO_HANDLES
 from testing.cache import HYBRID, SLACK, CacheWorld, arena_of, lose, session
 
 
@@ -42,3 +43,21 @@ def test_who_returns_after_its_eviction_is_worth_nothing_until_it_is_used():
     assert (mark.returned, mark.worth) == (True, 0.0)
     assert w.serve(session(1, turn=1)) > 0
     assert (mark.returned, mark.proven) == (False, True)
+
+
+def lose_all_loose(w: CacheWorld, pool: int) -> None:
+    """Let every page die that belongs to no unit, as the first ones to go."""
+    loose = w.arena.pools[pool].handle_of[w.arena.pools[pool].queue.waiting()]
+    w.arena.evict(pool, loose)
+    w.forget([loose if number == pool else NO_HANDLES for number in range(len(w.layout.pools))])
+
+
+def test_a_branch_that_a_second_request_reveals_keeps_its_window():
+    """The second request computes the window before the branch once more; the third one resumes there."""
+    w = CacheWorld(arena_of(*HYBRID, slabs=200), SLACK)
+    hits = []
+    for branch in range(3):
+        hits.append(w.serve([*range(48), *range(1000 * branch + 1000, 1000 * branch + 1060)], chunk=16))
+        lose_all_loose(w, 1)
+        w.check()
+    assert hits == [0, 0, 48]
