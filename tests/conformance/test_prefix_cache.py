@@ -26,6 +26,12 @@ UNEQUAL = ["gemma3", "cohere2", "llama4", "gemma3n", "gemma4", "exaone4", "olmo3
 WINDOWED = [family for family in FAMILIES if family not in ("llama", "deepseek-v3", "gpt2")]
 SCARCE = Setting(page_tokens="2 full, 16 local", arena="small", admission="expected", cache="hot")
 ROOMY = Setting(page_tokens="4", arena="roomy", admission="guaranteed", cache="cold")
+RESTORED = [
+    (family, list(BACKENDS)[(i + turn) % len(BACKENDS)], first_page)
+    for i, family in enumerate(WINDOWED)
+    for turn, first_page in enumerate((0, 6))
+]
+"""Every family twice, from the start and from its middle on, with the backends taking turns."""
 LONGER = 10
 """New tokens of the long request."""
 
@@ -50,8 +56,9 @@ def next_tokens(family: str) -> list[int]:
         return [int(token) for token in model(torch.tensor([prompts()[LONG]])).logits[0].argmax(-1)]
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
-@pytest.mark.parametrize("page_tokens", ["4", "16 full, 4 local"])
+@pytest.mark.parametrize(
+    ("family", "page_tokens"), [(family, ("4", "16 full, 4 local")[i % 2]) for i, family in enumerate(FAMILIES)]
+)
 def test_a_prompt_resumes_at_every_boundary_inside_and_outside_windows(family: str, page_tokens: str) -> None:
     prompt, setting = prompts()[LONG], replace(ROOMY, page_tokens=page_tokens, dtype=FAMILIES[family].dtype)
     order = [int(n) for n in np.random.default_rng(len(family)).permutation(np.arange(1, len(prompt) + 1))]
@@ -92,9 +99,7 @@ def _assert_shared_pages_unchanged(run: Run, pool: int, before: Tensor) -> None:
     assert torch.equal(before[places], after[places]), "a page that others read was written again"
 
 
-@pytest.mark.parametrize("family", WINDOWED)
-@pytest.mark.parametrize("attention", list(BACKENDS))
-@pytest.mark.parametrize("first_page", [0, 6])
+@pytest.mark.parametrize(("family", "attention", "first_page"), RESTORED)
 def test_windows_are_restored_under_full_pages_that_stay_as_they_are(
     family: str, attention: str, first_page: int
 ) -> None:
