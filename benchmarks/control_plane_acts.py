@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from operator import add, sub
 from random import Random
 from time import perf_counter
 
@@ -25,7 +26,7 @@ from halocline.params import SamplingParams
 from halocline.schedule.events import Arrive
 from halocline.schedule.scheduler import Rules, Scheduler
 from halocline.step import Sampled, StepPlan, StepResult
-from halocline.units import GIB
+from halocline.units import GIB, ceil_div
 
 PAGE_TOKENS = 16
 WINDOW_TOKENS = 1024
@@ -203,21 +204,40 @@ class Prompt(Act):
 
 
 class Reclaim(Act):
-    """The plan of what to evict when `pages` are committed to an arena that has no slab and no hole left for them."""
+    """The plan of what to evict when `pages` are committed to an arena that is full to the last page.
+
+    The budget counts pages, so what is free counts however it lies: whole slabs, and the last slab of each pool. All of
+    that is asked for, too, as good as taken: commits of the same step count beside held pages. What `pages` touch is
+    then missing wholly, slab by slab.
+    """
 
     def __init__(self, world: RunningArena, pages: Demand) -> None:
-        self.arena = world.arena
-        full = self.arena.pools[0]
-        room = full.holes + len(self.arena.stock.free) * full.per_slab
-        # What is free is as good as taken: commits of the same step count beside held pages.
-        self.extra = list(Demand((room, 0)).plus(pages))
+        self.arena, self.pages = world.arena, pages
+        budget = self.arena.budget
+        self.missing = sum(map(ceil_div, pages, budget.pages_per_slab))
+        live = list(map(add, budget.held, budget.cached))
+        slabs = budget.slabs_by_pool(live)
+        slabs[0] += budget.slabs - sum(slabs)
+        self.extra = [s * k - x + more for s, k, x, more in zip(slabs, budget.pages_per_slab, live, pages, strict=True)]
 
     def once(self) -> float:
         begin = perf_counter()
         plan = reclaim_for(self.arena.pools, self.arena.budget, self.arena.ranking, self.extra)
         seconds = perf_counter() - begin
         assert isinstance(plan, Plan), plan
+        self._check(plan)
         return seconds
+
+    def _check(self, plan: Plan) -> None:
+        budget = self.arena.budget
+        full = list(map(add, map(add, budget.held, budget.cached), self.extra))
+        left = list(map(sub, full, plan.evict))
+        for unit, count in plan.units:
+            gone = [count if pages else 0 for pages in unit.left] if unit.bundle else unit.left
+            left = list(map(sub, left, gone))
+        short, won = budget.slabs_needed(full) - budget.slabs, budget.slabs_needed(full) - budget.slabs_needed(left)
+        assert short == self.missing, f"{short} slabs are short, not the {self.missing} that {self.pages} take"
+        assert won >= short, f"the plan wins {won} of {short} slabs"
 
 
 class Match(Act):
