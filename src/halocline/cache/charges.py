@@ -140,7 +140,6 @@ class Charges:
             change[:] = [max(0, count) for count in net]
             if any(less):
                 self._arena.shrink(lock.grant, lock.grant.demand.minus(Demand(less)))
-        for lock, more in changes.items():
-            if any(more):
-                answer = self._arena.extend(lock.grant, lock.grant.demand.plus(Demand(more)))
-                assert not isinstance(answer, Refusal), f"the room that {lock.grant.describe()} comes into is gone"
+        heirs = [(lock.grant, more) for lock, more in changes.items() if any(more)]
+        answer = self._arena.extend_all(heirs)
+        assert not isinstance(answer, Refusal), f"room that locks come into is gone: {answer}"

@@ -105,6 +105,10 @@ class Arena:
         """
         return self._ledger.extend(grant, demand)
 
+    def extend_all(self, extras: Sequence[tuple[Grant, Sequence[int]]]) -> Sequence[Grant] | Refusal:
+        """Raise the demand of each grant by so many pages per pool; all or nothing: one question for all of them."""
+        return self._ledger.extend_all(extras)
+
     def shrink(self, grant: Grant, demand: Demand) -> None:
         """Lower the demand of `grant` to `demand`; never below what it holds on its own account."""
         self._ledger.shrink(grant, demand)

@@ -8,6 +8,8 @@ asks the same question for pages and demand together, and then opens or raises t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from halocline.errors import InvariantError
 from halocline.memory.budget import Budget
 from halocline.memory.demand import Demand
@@ -38,6 +40,17 @@ class Ledger:
         extra = self.extra(grant, demand)
         return self.raise_by(grant, extra) if self.budget.fits(extra) else self.refusal(extra)
 
+    def extend_all(self, extras: Sequence[tuple[Grant, Sequence[int]]]) -> Sequence[Grant] | Refusal:
+        """Raise the demand of each grant by so many pages per pool, all or nothing: one question for all of them."""
+        for grant, extra in extras:
+            grant.check_open()
+            if min(extra, default=0) < 0:
+                raise InvariantError([f"{grant.owner!r} extends its demand {grant.demand} by {tuple(extra)}"])
+        total = Demand(map(sum, zip(*[extra for _, extra in extras], strict=True)))
+        if extras and not self.budget.fits(total):
+            return self.refusal(total)
+        return [self.raise_by(grant, extra) for grant, extra in extras]
+
     def shrink(self, grant: Grant, demand: Demand) -> None:
         """Lower the demand of `grant` to `demand`; never below what it holds on its own account."""
         grant.check_open()
@@ -55,7 +68,7 @@ class Ledger:
             self.budget.promised[pool] += count
         return self.owners.open(owner, demand)
 
-    def raise_by(self, grant: Grant, extra: Demand) -> Grant:
+    def raise_by(self, grant: Grant, extra: Sequence[int]) -> Grant:
         """Raise the demand of `grant` by `extra`, which fits."""
         for pool, count in enumerate(extra):
             if count:

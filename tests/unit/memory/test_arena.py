@@ -156,6 +156,28 @@ def test_an_extension_takes_over_what_was_borrowed():
     some.check()
 
 
+def test_extensions_of_a_step_are_all_or_nothing():
+    some = world()
+    one, two = granted(some, 4, 2), granted(some, 1, 0)
+    before = pickle.dumps((some.arena.budget.promised, one.grant.demand, two.grant.demand))
+    # Pool 0 has room for 10 pages more beside pool 1's slab: either would fit alone.
+    assert isinstance(some.arena.extend_all([(one.grant, (7, 0)), (two.grant, (7, 0))]), Refusal)
+    assert pickle.dumps((some.arena.budget.promised, one.grant.demand, two.grant.demand)) == before
+    assert some.arena.extend_all([(one.grant, (5, 0)), (two.grant, (5, 0))]) == [one.grant, two.grant]
+    assert one.grant.demand == (9, 2)
+    assert two.grant.demand == (6, 0)
+    assert some.arena.extend_all([]) == []
+    some.check()
+
+
+def test_an_extension_by_less_than_nothing_is_a_defect():
+    some = world()
+    one, two = granted(some, 4, 2), granted(some, 1, 0)
+    with pytest.raises(InvariantError, match="extends its demand"):
+        some.arena.extend_all([(one.grant, (2, 0)), (two.grant, (2, -1))])
+    some.check()
+
+
 # ---- defects of the caller: raised with names, before anything has changed
 
 
