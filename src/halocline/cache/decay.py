@@ -66,16 +66,29 @@ class Decay:
         while node.parent is not None and node.id in self._forest.nodes:
             if node.children or node.locks or not node.is_bare:
                 return
+            if node.mark is not None:  # a boundary at which nothing is read, so that nothing kept it whole or void
+                self._marks.lift(node)
             self._forest.remove(node)
             node = node.parent
             if not node.children:
                 self._marks.childless(node)
 
     def _cut(self, node: Node, granules: int, extra: list[list[Handles]]) -> list[Mark]:
-        # Returns the marks whose tails have lost pages.
-        marks = [mark for child in list(node.children.values()) for mark in self._cut(child, 0, extra)]
-        if node.mark is not None:
-            marks.append(node.mark)
+        # Returns the marks whose tails have lost pages. Without recursion: a conversation is thousands of nodes deep.
+        marks: list[Mark] = []
+        for below in self._below(node):
+            marks += self._strip(below, 0, extra)
+        return marks + self._strip(node, granules, extra)
+
+    def _below(self, node: Node) -> list[Node]:
+        # All nodes below, children before their parents.
+        found = list(node.children.values())
+        for below in found:
+            found.extend(below.children.values())
+        return found[::-1]
+
+    def _strip(self, node: Node, granules: int, extra: list[list[Handles]]) -> list[Mark]:
+        # Cuts a childless node before its granule `granules`.
         for pool, handles in enumerate(node.pages):
             per_granule = self._forest.shape.pages_per_granule[pool]
             below = handles[granules * per_granule :]
@@ -90,4 +103,4 @@ class Decay:
         else:
             assert not node.locks, "a request's locked path ends at a page that died"
             self._forest.remove(node)
-        return marks
+        return [node.mark] if node.mark is not None else []

@@ -55,7 +55,7 @@ class Forest:
         root = self.roots.get(namespace)
         if root is None:
             empty = [np.zeros(0, np.int64) for _ in range(self.shape.pools)]
-            root = self.roots[namespace] = Node(NO_NODE, None, b"", 0, empty)
+            root = self.roots[namespace] = Node(NO_NODE, None, b"", 0, empty, namespace)
         return root
 
     def walk(self, key: Key, most: int | None = None, start: Node | None = None) -> Walk:
@@ -141,14 +141,19 @@ class Forest:
         node.granules = granules
 
     def remove(self, node: Node) -> None:
-        """Take a childless node that owns nothing out of its tree."""
+        """Take a childless node that owns nothing out of its tree; the last one of a tree ends it (see `drop_root`)."""
         assert node.parent is not None
         assert not node.children, "a node with children cannot go"
         del node.parent.children[node.key[: self.shape.granule_bytes]]
         del self.nodes[node.id]
+        if node.parent.is_root:
+            self.drop_root(node.parent.namespace)
 
     def drop_root(self, namespace: Namespace) -> None:
-        """Forget the root of a namespace under which nothing is kept and nobody computes."""
+        """Forget the root of a namespace under which nothing is kept and nobody computes.
+
+        Clients choose salts: roots that outlived their last page would be a leak that anybody can feed.
+        """
         root = self.roots.get(namespace)
         if root is not None and not root.children and not root.locks:
             del self.roots[namespace]

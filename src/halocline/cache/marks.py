@@ -340,7 +340,8 @@ class Marks:
         shape = self._forest.shape
         if pool in shape.states:
             return node.pages[pool]
-        return gather(node.path(), shape, pool, first_page, node.end * shape.pages_per_granule[pool])
+        per_granule = shape.pages_per_granule[pool]
+        return gather(node.path(first_page // per_granule), shape, pool, first_page, node.end * per_granule)
 
     def _reach_back(self, mark: Mark, serves_tokens: int) -> None:
         # Lets the tail begin early enough for a boundary at `serves_tokens`, and with the slab in which that page lies:

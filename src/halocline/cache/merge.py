@@ -46,4 +46,4 @@ class Insertion:
 
     def path(self) -> list[Node]:
         """Return the nodes of the range, anew each time: another request of the step may have split one."""
-        return [node for node in self.node.path() if node.end > self.start]
+        return self.node.path(self.start)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halocline.cache.ghosts import Digests
+from halocline.cache.keys import EVERYBODY, Namespace
 from halocline.memory.evictable import Unit
 from halocline.memory.grant import Handles
 from halocline.memory.layout import ArenaLayout
@@ -79,10 +80,33 @@ class Mark:
 class Node:
     """A node. Written by the tree only."""
 
-    __slots__ = ("body", "children", "granules", "id", "key", "locks", "mark", "pages", "parent", "start", "worth")
+    __slots__ = (
+        "body",
+        "children",
+        "granules",
+        "id",
+        "key",
+        "locks",
+        "mark",
+        "namespace",
+        "pages",
+        "parent",
+        "start",
+        "worth",
+    )
 
-    def __init__(self, node_id: int, parent: Node | None, key: bytes, start: int, pages: list[Handles]) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        parent: Node | None,
+        key: bytes,
+        start: int,
+        pages: list[Handles],
+        namespace: Namespace = EVERYBODY,
+    ) -> None:
         self.id = node_id
+        self.namespace = namespace
+        """Of a root: whose tree it is."""
         self.parent = parent
         self.key = key
         self.start = start
@@ -110,11 +134,12 @@ class Node:
         """Whether the node is a namespace's root, which has no granules."""
         return self.parent is None
 
-    def path(self) -> list[Node]:
-        """Return the nodes from below the root down to this one."""
+    def path(self, since: int = 0) -> list[Node]:
+        """Return the nodes from below the root down to this one; with `since`, only those that end after so many
+        granules: a conversation may be thousands of nodes long, and windows read the last few."""
         nodes: list[Node] = []
         node = self
-        while node.parent is not None:
+        while node.parent is not None and node.end > since:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]

@@ -88,7 +88,7 @@ class Standby:
         last = min(self._resume.first_page(pool, computed), lock.inserted * shape.pages_per_granule[pool])
         if first >= last:
             return NO_HANDLES
-        handles = gather(lock.node.path(), shape, pool, first, last)
+        handles = gather(lock.node.path(first // shape.pages_per_granule[pool]), shape, pool, first, last)
         handles = handles[handles != TOMBSTONE]
         index = handles & INDEX_MASK
         ours = np.isin(self._arena.ranking.member[pool][index], (NO_UNIT, self._unit_of(lock)))

@@ -215,8 +215,9 @@ class Bargain:
 
     def _add(self, offer: Offer, unit: Unit, wanted: int) -> int:
         # Adds `unit` and all that hangs on it to `offer`; returns the pages of the offer's pool that this brings.
+        # What hangs on a unit that was bought before is bought, too: units hang on each other thousands deep.
         gained = 0
-        for hanging in unit.hung.values():
+        for hanging in unit.hung.values() if unit.id not in self.taken else ():
             if hanging.id not in offer.units:
                 gained += self._add(offer, hanging, _EVERYTHING)
         left = max(unit.left) - self.taken.get(unit.id, 0) if unit.bundle else max(unit.left)
