@@ -7,6 +7,9 @@ for `prefill_delay_seconds` lets several share one such step. It is off by defau
     while requests hold fewer bytes than the low watermark     the device would idle; bytes, so that the mark means the
                                                                same whatever the traffic is
     once a full batch waits, or the time or the steps are up   it is a bound, not a policy
+    whoever was let go once                                    a slot, memory or the step's room kept him out then, and
+                                                               he has waited his time; who came back from a retraction
+                                                               is one of them
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ MOST_DELAY_STEPS = 512
 
 
 class Delay:
-    """Remembers since when somebody is held back."""
+    """Remembers since when somebody is held back, and who has been let go."""
 
     def __init__(self, arena: Arena, rules: Rules, roster: Roster) -> None:
         self._arena = arena
@@ -30,32 +33,36 @@ class Delay:
         self._roster = roster
         self._since: float | None = None
         self._steps = 0
+        self._let_go = 0
+        """Requests that arrived before this one, as arrivals are numbered, are not held back any more."""
 
     def holds_back(self, room: StepRoom, reasons: dict[str, Reason], now: float) -> bool:
         """Whether nobody is to be admitted in this step; the first who waits gets the reason."""
-        if self._rules.prefill_delay_seconds <= 0:
+        limit_seconds = self._rules.prefill_delay_seconds
+        if limit_seconds <= 0:
             return False
         first = self._roster.waiting.first()
-        if first is None or first.retractions or room.chunks or not len(self._roster.decoding) or self._is_due(now):
-            self._since, self._steps = None, 0
+        if first is None or self._may_come(room, now):
+            self._let_go, self._since, self._steps = self._roster.totals.arrived, None, 0
             return False
         if self._since is None:
             self._since = now
         self._steps += 1
-        limit = self._rules.prefill_delay_seconds
-        waited = f"{now - self._since:.3f} of at most {limit} seconds"
         reasons[first.id] = Reason(
             "delay",
-            f"{self._waiting_tokens()} of {self._rules.prefill_delay_tokens} tokens wait to be computed, {waited}",
+            f"{self._waiting_tokens()} of {self._rules.prefill_delay_tokens} tokens wait to be computed, "
+            f"{now - self._since:.3f} of at most {limit_seconds} seconds",
         )
         return True
 
-    def _is_due(self, now: float) -> bool:
-        if self._since is not None and now - self._since >= self._rules.prefill_delay_seconds:
+    def _may_come(self, room: StepRoom, now: float) -> bool:
+        if room.chunks or not len(self._roster.decoding) or self._used_bytes() < self._rules.prefill_delay_low_bytes:
             return True
         if self._steps >= MOST_DELAY_STEPS or self._waiting_tokens() >= self._rules.prefill_delay_tokens:
             return True
-        return self._used_bytes() < self._rules.prefill_delay_low_bytes
+        if self._since is not None and now - self._since >= self._rules.prefill_delay_seconds:
+            return True
+        return any(request.arrival < self._let_go for request in self._roster.waiting)
 
     def _waiting_tokens(self) -> int:
         tokens = 0
