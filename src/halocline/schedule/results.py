@@ -95,13 +95,20 @@ class Results:
             self._ended.append((request, State.FINISHED))
 
     def _settle(self) -> None:
-        """Let everyone who goes on give up what left its windows, then let those go who have ended."""
+        """Let everyone who goes on give up what left its windows, then let those go who have finished.
+
+        Who failed goes first: its chunk still fills the room with which it would pay for a page that others pass.
+        """
         moved, ended = self._moved, self._ended
         self._moved, self._ended = [], []
+        ended.sort(key=lambda end: end[1] is not State.FAILED)
+        failed = sum(state is State.FAILED for _, state in ended)
+        for request, state in ended[:failed]:
+            self._roster.end(request, state)
         try:
             self._sharing.settle(moved)
         finally:
-            for request, state in ended:
+            for request, state in ended[failed:]:
                 self._roster.end(request, state)
 
     def _no_token(self, request: Request, failures: Failures) -> None:
