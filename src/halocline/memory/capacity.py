@@ -39,9 +39,11 @@ def longest_request(
     return most if most >= 2 else 0
 
 
-def concurrency(layout: ArenaLayout, caps: Caps | None, prompt_tokens: int, output_tokens: int) -> int:
+def concurrency(
+    layout: ArenaLayout, caps: Caps | None, prompt_tokens: int, output_tokens: int, checkpoints: bool = False
+) -> int:
     """Return how many such requests an empty arena holds together, each with its whole resident demand."""
-    budget, floor = Budget(layout, caps), floor_demand(layout)
+    budget, floor = Budget(layout, caps), floor_demand(layout, checkpoints)
     one = resident(layout, prompt_tokens, output_tokens)
 
     def fits(requests: int) -> bool:

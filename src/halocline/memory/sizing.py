@@ -62,12 +62,13 @@ def static_caps(layout: ArenaLayout, ratio: float, state_ratio: float = STATE_RA
     first gets `state_ratio` bytes per byte of the others. Without a full pool the first window pool is the measure.
     The shares sum to all slabs; one may be 0, which start-up refuses.
     """
+    share = Fraction(str(state_ratio)) / (1 + Fraction(str(state_ratio)))
     positional = [index for index, pool in enumerate(layout.pools) if pool.is_positional]
     caps = [0] * len(layout.pools)
     left = layout.slabs
     for index, pool in enumerate(layout.pools):
         if not pool.is_positional:
-            caps[index] = int(layout.slabs * state_ratio / (1 + state_ratio)) if positional else layout.slabs
+            caps[index] = int(layout.slabs * share) if positional else layout.slabs
             left -= caps[index]
     if not positional:
         return tuple(caps)
@@ -135,8 +136,8 @@ def capacity_facts(
             ConcurrencyFacts(
                 prompt,
                 output,
-                concurrency(layout, caps, prompt, output),
-                concurrency(layout, static, prompt, output),
+                concurrency(layout, caps, prompt, output, limits.checkpoints),
+                concurrency(layout, static, prompt, output, limits.checkpoints),
                 uniform_concurrency(layout, prompt + output),
             )
             for prompt, output in shown

@@ -9,6 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 
 from halocline.memory.arena import Arena
 from halocline.memory.budget import Budget
@@ -33,7 +35,7 @@ class OutputLengths:
     """
 
     def __init__(self, quantile: float) -> None:
-        self._quantile = quantile
+        self._quantile = Fraction(str(quantile))  # as written: in binary, 0.07 of 100 is more than 7
         self._recent: dict[int, deque[int]] = {}
         self._sorted: dict[int, list[int]] = {}
 
@@ -60,7 +62,7 @@ class OutputLengths:
         ordered = self._sorted.get(self.class_of(max_tokens), [])
         if len(ordered) < FEWEST_OBSERVED:
             return min(max_tokens, UNOBSERVED_TOKENS)
-        covered = -int(-self._quantile * len(ordered) // 1)  # rounded up: 0.9 of 32 is reached by the 29th
+        covered = ceil(self._quantile * len(ordered))  # 0.9 of 32 is reached by the 29th
         return min(max_tokens, max(1, ordered[covered - 1]))
 
 

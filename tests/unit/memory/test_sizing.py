@@ -29,6 +29,7 @@ from halocline.memory.sizing import (
 )
 from halocline.units import GIB, MIB
 from testing.layouts import MODEL_LAYERS, model_layout, small_layout
+from testing.schedule import tiny_layout
 
 LIMITS = Limits(step_tokens=512, max_running_requests=16)
 
@@ -52,6 +53,17 @@ def test_concurrency_leaves_room_for_the_floor() -> None:
     slabs = sum(resident(layout, 20, 5))  # one page is one slab here
     assert concurrency(resized(layout, 3 * slabs), None, 20, 5) == 2
     assert concurrency(resized(layout, 3 * slabs + 1), None, 20, 5) == 3
+
+
+def test_the_printed_concurrency_leaves_the_spare_state_out_that_prefix_caching_sets_aside() -> None:
+    layout = tiny_layout(((Full(), 4, 1), (State(), 1, 1)), 3 * (6 + 1))  # three of 6 pages and a state, to the slab
+
+    def shown(checkpoints: bool) -> list[tuple[int, int]]:
+        limits = replace(LIMITS, max_model_len=24, checkpoints=checkpoints)
+        return [(row.requests, row.static_requests) for row in capacity_facts(layout, (18, 3), limits).concurrency]
+
+    assert shown(checkpoints=False) == [(3, 2)]
+    assert shown(checkpoints=True) == [(2, 2)]
 
 
 def test_a_uniform_cache_pays_for_whole_pages_too() -> None:
@@ -118,6 +130,11 @@ def test_states_get_their_share_before_the_tokens_are_split() -> None:
     layout = resized(small_layout(Full(), Sliding(6), State(), page_tokens=4, state_bytes=128), 190)
     assert static_caps(layout, 1.0) == (50, 50, 90)
     assert static_caps(layout, 1.0, state_ratio=0.0) == (95, 95, 0)
+
+
+def test_the_states_share_is_taken_as_written_not_as_its_binary_neighbour() -> None:
+    layout = resized(small_layout(Full(), State(), page_tokens=4), 165)
+    assert static_caps(layout, 0.8, 0.1)[1] == 15  # 165 * 0.1 / 1.1, exactly
 
 
 def test_a_single_pool_has_the_whole_arena_under_a_static_split() -> None:

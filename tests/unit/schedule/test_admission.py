@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from math import ceil
 
 import pytest
@@ -19,13 +20,20 @@ from testing.schedule import FULL_AND_WINDOW, GUARANTEED, THREE_POOLS, World, gr
 
 @given(st.lists(st.integers(1, 64), min_size=32, max_size=80), st.floats(0.01, 1.0))
 def test_the_estimate_is_the_smallest_length_that_the_quantile_does_not_exceed(lengths: list[int], q: float) -> None:
-    estimates = OutputLengths(q)
+    estimates, covered = OutputLengths(q), Fraction(str(q)) * len(lengths)
     for tokens in lengths:
         estimates.record(64, tokens)
     estimate = estimates.estimate(64)
-    assert sum(tokens <= estimate for tokens in lengths) >= q * len(lengths)
+    assert sum(tokens <= estimate for tokens in lengths) >= covered
     assert estimate in lengths
-    assert all(sum(t <= smaller for t in lengths) < q * len(lengths) for smaller in set(lengths) if smaller < estimate)
+    assert all(sum(t <= smaller for t in lengths) < covered for smaller in set(lengths) if smaller < estimate)
+
+
+def test_a_quantile_is_taken_as_written_not_as_its_binary_neighbour() -> None:
+    estimates = OutputLengths(0.07)
+    for tokens in range(1, 101):
+        estimates.record(128, tokens)
+    assert estimates.estimate(128) == 7
 
 
 def test_until_32_have_finished_the_limit_itself_is_granted_up_to_1024() -> None:
