@@ -175,11 +175,8 @@ def test_l11_tokens_are_the_same_in_any_world(drawn: tuple[World, int]) -> None:
 @settings(max_examples=30)
 @given(small_worlds())
 def test_l11_tokens_are_the_same_in_any_world_with_the_prefix_cache_on(drawn: tuple[World, int]) -> None:
-    """Worlds with full attention, alone or beside other kinds."""
     world, seed = drawn
     pools = [(pool.retention, pool.page_tokens, pool.pages_per_slab) for pool in world.layout.pools]
-    if not any(isinstance(retention, Full) for retention, _, _ in pools):
-        pools.append((Full(), 4, 2))
     slabs = fewest_slabs(pools, 12, 14, prefix_cache=True) + seed % 5
     hot = World(tiny_layout(pools, slabs), replace(world.rules, prefix_cache=True))
     load(hot, seed, requests=7, longest=14).run().assert_all_finished()
