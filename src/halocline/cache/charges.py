@@ -22,7 +22,9 @@ Pages = NDArray[np.int64]
 
 
 def unique(parts: Sequence[Handles]) -> Handles:
-    """Return all handles of `parts`, each once, in the order of their first appearance."""
+    """Return all handles of `parts`, each once, in the order of their first appearance; within a part all differ."""
+    if len(parts) < 2:
+        return parts[0] if parts else NO_HANDLES
     handles = np.concatenate(parts)
     _, first = np.unique(handles, return_index=True)
     return handles[np.sort(first)]
@@ -60,7 +62,7 @@ class Charges:
 
     def part(self, parts: Sequence[Parting]) -> None:
         """End locks: the one way. All lockers that part are counted out before any charge finds its heir."""
-        loose: list[list[Handles]] = [[NO_HANDLES] for _ in self._arena.pools]
+        loose: list[list[Handles]] = [[] for _ in self._arena.pools]
         rooms: dict[int, list[int]] = {}
         unshared = [pool for pool in self._windows if not self.waiting[pool]]
         shared = [part for part in parts if part.pool not in unshared]

@@ -21,8 +21,8 @@ adopted ones take their demand along. Pages out of the window go first, because 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from halocline.cache.forest import Forest
@@ -38,8 +38,7 @@ from halocline.memory.grant import NO_HANDLES, Handles, Refusal
 from halocline.memory.pool import INDEX_MASK
 
 
-@dataclass(frozen=True, slots=True)
-class Own:
+class Own(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Pages of one pool that a request holds itself, in a row."""
 
     first_page: int
@@ -47,8 +46,7 @@ class Own:
     handles: Handles
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(msgspec.Struct, frozen=True, eq=False, gc=False):  # in no cycle, and a step makes many
     """How far a request has come: what it has computed, and which of its own pages the tree gets."""
 
     lock: Lock
@@ -65,8 +63,7 @@ class Advance:
     """Whether `end_tokens` is the last boundary of a prompt or of an output: somebody may come back to it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inserted:
+class Inserted(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What came of an advance, for whoever keeps the request's page table."""
 
     swapped: tuple[Own, ...]
@@ -83,24 +80,27 @@ class Inserter:
         self._forest = forest
         self._locks = locks
         self._resume = resume
+        self._nothing = Inserted((Own(0, NO_HANDLES),) * forest.shape.pools, None)
 
     def advance(self, step: Sequence[Advance]) -> list[Inserted]:
         """Take all requests of a step forward: their whole granules into the tree, their window locks up to date."""
         plans = [self._plan(each) for each in step]
         for each, plan in zip(step, plans, strict=True):
-            for merge in plan.merges:
-                self._settle_gone(each.lock, plan.path(), merge)
+            if plan is not None:
+                for merge in plan.merges:
+                    self._settle_gone(each.lock, plan.path(), merge)
         self._locks.pass_windows([(each.lock, each.computed_tokens) for each in step])
         return [self._settle(each, plan) for each, plan in zip(step, plans, strict=True)]
 
-    def _plan(self, each: Advance) -> Insertion:
+    def _plan(self, each: Advance) -> Insertion | None:
+        # None for who inserts no granule: most of those who decode, whose windows only pass pages.
         shape, lock = self._forest.shape, each.lock
         start, end = lock.inserted, each.end_tokens // shape.granule_tokens
         if each.end_tokens % shape.granule_tokens or not start <= end or each.end_tokens > each.computed_tokens:
             why = f"inserts from {start * shape.granule_tokens} to {each.end_tokens} of {each.computed_tokens} computed"
             raise InvariantError([f"{lock.grant.owner!r} {why}"])
         if start == end:
-            return Insertion(lock.node, start, None, [])
+            return None
         # Full pages up to the locked path's end are the tree's already, and never the request's own.
         lacking, branch = max(start, lock.node.end), None
         if lacking < end:
@@ -112,7 +112,10 @@ class Inserter:
             merges += [self._merge(pool, (lacking, end), each) for pool in self._locks.full]
         return Insertion(lock.node, start, branch, merges)
 
-    def _settle(self, each: Advance, plan: Insertion) -> Inserted:
+    def _settle(self, each: Advance, plan: Insertion | None) -> Inserted:
+        if plan is None:
+            self._insert_states(each.lock, each.own)
+            return self._nothing
         swapped = [Own(0, NO_HANDLES)] * self._forest.shape.pools
         for merge in plan.merges:
             self._settle_kept(each.lock, plan.path(), merge)

@@ -11,7 +11,7 @@ resumes earlier than the full pages reach and computes [resumed, full_tokens) fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from halocline.cache.keys import EVERYBODY
 from halocline.cache.node import Node, Shape
@@ -82,8 +82,7 @@ class Lock:
         return self.node.end * self._granule_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Parting:
+class Parting(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Pages of one pool that a lock lets go."""
 
     lock: Lock

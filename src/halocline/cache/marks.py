@@ -113,7 +113,8 @@ class Marks:
         """Put pages that the last locker has left in their units again."""
         nodes: dict[int, Node] = {}
         for pool in self._locks.full:
-            nodes |= {node.id: node for node in self._forest.owners(pool, loose[pool] & INDEX_MASK)}
+            if len(loose[pool]):
+                nodes |= {node.id: node for node in self._forest.owners(pool, loose[pool] & INDEX_MASK)}
         for node in sorted(nodes.values(), key=lambda node: node.start):
             self._rank(node)
         for pool in self.tail_pools:

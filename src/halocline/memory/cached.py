@@ -19,7 +19,7 @@ from halocline.memory.evictable import NO_UNIT, Place, Ranking, Unit
 from halocline.memory.grant import Grant, Handles, Refusal
 from halocline.memory.ledger import Ledger
 from halocline.memory.moves import withdraw
-from halocline.memory.pool import CACHED, INDEX_MASK, LOCKED, TRANSFER_CACHED, Pages, Pool
+from halocline.memory.pool import CACHED, LOCKED, TRANSFER_CACHED, Pages, Pool
 
 
 class CachedPages:
@@ -145,8 +145,10 @@ class CachedPages:
         index = self.owners.valid(of_pool, np.concatenate([handles for _, handles in joining]))
         self.owners.check(of_pool, index, (CACHED,), "join")
         of_pool.queue.remove(index)
+        at = 0
         for unit, handles in joining:
-            self.ranking.join(unit, pool, handles & INDEX_MASK)
+            self.ranking.join(unit, pool, index[at : at + len(handles)])
+            at += len(handles)
 
     def value(self, unit: Unit, worth: float) -> None:
         """Change what a byte of `unit` is worth."""

@@ -125,7 +125,7 @@ class Handover:
         for pool, taken in enumerate(swapped):
             if len(taken.handles):
                 self._enter(holding, pool, taken)
-        self._keeper.refresh(holding)
+        self._keeper.passed(holding)  # its end has not moved
 
     def _enter(self, holding: Holding, pool: int, taken: Own) -> None:
         low = taken.first_page - holding.first_page[pool]

@@ -179,6 +179,10 @@ class Keeper:
         holding.page_until = self._page_until(holding)
         holding.slide_at = self._slide_at(holding)
 
+    def passed(self, holding: Holding) -> None:
+        """Find anew when a window gives up its next page: pages have left a table at its front."""
+        holding.slide_at = self._slide_at(holding)
+
     def may_fall(self, end: int, computed: int) -> bool:
         """Whether re-pricing a decode can give anything back (a hint that saves the pricing)."""
         return end - computed <= self._falls_within
