@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 from halocline.engine.client import EngineClient
 from halocline.engine.health import judge
 from halocline.engine.messages import Spec
+from halocline.engine.process import settle_memory
 from halocline.engine.stream import TokenStream
 from halocline.errors import ConfigError, EngineDeadError, FailedError, ModelError, OverloadedError, TooLargeError
 from halocline.params import SamplingParams
@@ -262,3 +264,16 @@ def test_when_the_front_end_dies_the_engine_ends_and_nothing_is_left(how: int, o
         parent.wait()
     wait_until(lambda: not psutil.pid_exists(pid), "the engine to end")
     wait_until(lambda: list(own_temporary_folder.iterdir()) == [], "the folder to be removed")
+
+
+def test_what_is_built_for_good_is_out_of_the_garbage_collectors_sight() -> None:
+    threshold = gc.get_threshold()
+    kept = [[] for _ in range(1000)]
+    try:
+        settle_memory()
+        assert gc.get_freeze_count() > len(kept), "not frozen"
+        assert not any(each is kept for each in gc.get_objects()), "a collection still visits what was built before"
+        assert gc.get_threshold()[0] > threshold[0]
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*threshold)
