@@ -11,6 +11,7 @@ and nothing stays that can never be matched: every granule has its full pages, e
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -37,6 +38,9 @@ def audit(arena: Arena, forest: Forest, locks: LockBook) -> list[Violation]:
 def _structure(forest: Forest, locks: LockBook) -> Iterator[Violation]:
     seen: dict[int, Node] = {}
     stack = list(forest.roots.values())
+    for space, root in forest.roots.items():
+        if not root.children and not root.locks:
+            yield Violation("L1", f"nothing is kept under {space}, and yet it has a root: salts would pile up")
     while stack:
         node = stack.pop()
         for first, child in node.children.items():
@@ -46,11 +50,12 @@ def _structure(forest: Forest, locks: LockBook) -> Iterator[Violation]:
                 yield Violation("L1", f"node {child.id} does not stand where its parent {node.id} says")
     if seen != forest.nodes:
         yield Violation("L1", f"{len(seen)} nodes can be reached, {len(forest.nodes)} are in the books")
+    ends = Counter(lock.node.id for lock in locks.open.values())
     for node in seen.values():
-        yield from _node(forest, locks, node)
+        yield from _node(forest, locks, node, ends[node.id])
 
 
-def _node(forest: Forest, locks: LockBook, node: Node) -> Iterator[Violation]:
+def _node(forest: Forest, locks: LockBook, node: Node, ends: int) -> Iterator[Violation]:
     if len(node.key) != node.granules * forest.shape.granule_bytes or node.granules == 0:
         yield Violation("L1", f"node {node.id} of {node.granules} granules has a key of {len(node.key)} bytes")
     for pool, pages in enumerate(node.pages):
@@ -60,7 +65,6 @@ def _node(forest: Forest, locks: LockBook, node: Node) -> Iterator[Violation]:
             yield Violation("L8", f"node {node.id} lacks full pages: it can never be matched")
     if node.is_bare and not node.children and not node.locks:
         yield Violation("L8", f"node {node.id} owns nothing and leads to nothing")
-    ends = sum(lock.node is node for lock in locks.open.values())
     if ends != node.locks:
         yield Violation("L5", f"{ends} locked paths end at node {node.id}, the books say {node.locks}")
 

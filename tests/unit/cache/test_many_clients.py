@@ -106,3 +106,10 @@ def test_the_end_of_a_path_is_found_without_its_beginning() -> None:
     assert [each.end for each in node.path()] == [1, 2, 3]
     assert [each.end for each in node.path(1)] == [2, 3]
     assert node.path(3) == []
+
+
+def test_the_audit_sees_a_root_that_nobody_needs() -> None:
+    world = CacheWorld(arena_of(*HYBRID, slabs=20))
+    world.tree.forest.root(Namespace(salt="left behind"))
+    (found,) = world.tree.audit()
+    assert "left behind" in str(found)
