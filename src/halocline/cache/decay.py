@@ -73,6 +73,14 @@ class Decay:
             if not node.children:
                 self._marks.childless(node)
 
+    def end_parted(self) -> None:
+        """Remove what splits have left without a page: nothing of it can die any more, so nothing else would end it.
+
+        Without a full pool a node may end in tombstones.
+        """
+        while self._forest.parted:
+            self.prune(self._forest.parted.pop())
+
     def _cut(self, node: Node, granules: int, extra: list[list[Handles]]) -> list[Mark]:
         # Returns the marks whose tails have lost pages. Without recursion: a conversation is thousands of nodes deep.
         marks: list[Mark] = []

@@ -48,6 +48,8 @@ class Forest:
         self.roots: dict[Namespace, Node] = {}
         self.nodes: dict[int, Node] = {}
         """By id, roots left out."""
+        self.parted: list[Node] = []
+        """Lower halves that a split has left without a page: `Decay.end_parted` removes them."""
         self._next_id = NO_NODE + 1
 
     def root(self, namespace: Namespace) -> Node:
@@ -97,6 +99,8 @@ class Forest:
         if walk.granules == last.end:
             return last
         walk.path[-1] = self.split(last, walk.granules - last.start)
+        if last.is_bare and not last.children and not last.locks:
+            self.parted.append(last)
         return walk.path[-1]
 
     def end_at(self, node: Node, granules: int) -> Node:

@@ -111,6 +111,7 @@ class Tree:
         if isinstance(lock, Refusal):
             self.forest.drop_root(key.namespace)
             return lock
+        self._decay.end_parted()
         lock.namespace = key.namespace
         lock.revealed_tokens = found.full_tokens
         resumed = self.forest.end_at(lock.node, granules)
@@ -124,6 +125,7 @@ class Tree:
     def advance(self, step: Sequence[Advance]) -> list[Inserted]:
         """Take the requests of a step forward: insert their whole granules, end what their windows have passed."""
         done = self._inserter.advance(step)
+        self._decay.end_parted()
         for each, inserted in zip(step, done, strict=True):
             self._protect(each, inserted)
         self.marks.unlocked(self.locks.unlocked())
