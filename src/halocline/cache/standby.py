@@ -44,10 +44,13 @@ class Standby:
         self._units: dict[int, tuple[list[Handles], Unit]] = {}
         """By lock: the pages that stand by for it, per pool, and their unit."""
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether in some pool a window passes pages that the boundary before still reads."""
+        return bool(self._pools)
+
     def follow(self, each: Advance) -> None:
         """Let what `each` has passed since its last whole granule stand by, and nothing else."""
-        if not self._pools:
-            return
         pages: list[Handles] = [NO_HANDLES] * self._forest.shape.pools
         for pool in self._pools:
             pages[pool] = self._passed(each.lock, pool, each.computed_tokens)

@@ -127,10 +127,12 @@ class Tree:
         done = self._inserter.advance(step)
         self._decay.end_parted()
         for each, inserted in zip(step, done, strict=True):
-            self._protect(each, inserted)
+            if each.protect or inserted.branch is not None:
+                self._protect(each, inserted)
         self.marks.unlocked(self.locks.unlocked())
-        for each in step:
-            self._standby.follow(each)
+        if self._standby.is_needed:
+            for each in step:
+                self._standby.follow(each)
         return done
 
     def drop_states(self, lock: Lock) -> None:

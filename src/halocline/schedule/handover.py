@@ -116,10 +116,10 @@ class Handover:
     def _take_over(self, holding: Holding, begins: list[int], swapped: Sequence[Own]) -> None:
         # Cuts the table where windows begin, and enters the tree's pages where they stand for own ones.
         for (pool, _, _), begin in zip(self._windows, begins, strict=True):
-            handles = holding.handles[pool]
-            gone = min(begin - holding.first_page[pool], len(handles))
+            gone = begin - holding.first_page[pool]
             if gone > 0:
-                holding.handles[pool] = handles[gone:]
+                gone = min(gone, len(holding.handles[pool]))
+                holding.handles[pool] = holding.handles[pool][gone:]
                 holding.places[pool] = holding.places[pool][gone:]
                 holding.first_page[pool] += gone
         for pool, taken in enumerate(swapped):
