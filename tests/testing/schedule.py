@@ -135,6 +135,8 @@ class World:
             budget = self.rules.step_tokens
             assert len(plan.token_ids) <= budget, f"{len(plan.token_ids)} tokens planned, {budget} allowed"
         self._verify()
+        first, reasons = self.scheduler._roster.waiting.first(), self.scheduler.reasons()
+        assert first is None or reasons[first.id].code != "queue", f"nobody says why {first.id} was not admitted"
         return plan
 
     def apply(self, result: StepResult) -> None:

@@ -64,9 +64,9 @@ def lets_new_requests_overtake(made: World) -> None:
     filler = made.scheduler._filler
     go_on = filler._continue_prefills
 
-    def never_mind(room: StepRoom, reasons: dict[str, Reason]) -> bool:
+    def never_mind(room: StepRoom, reasons: dict[str, Reason]) -> int:
         go_on(room, reasons)
-        return True
+        return 0
 
     filler._continue_prefills = never_mind  # type: ignore[method-assign]
 

@@ -46,19 +46,24 @@ class Filler:
 
     def fill(self, room: StepRoom, reasons: dict[str, Reason], now: float) -> None:
         """Enter chunks into `room`; `reasons` gets an entry for who was considered and may not compute now."""
-        self._return_most_senior(room)
-        if self._continue_prefills(room, reasons) and not self._delay.holds_back(room, reasons, now):
+        self._return_most_senior(room, reasons)
+        behind = self._continue_prefills(room, reasons)
+        if behind:
+            self._stand_behind(behind, room, reasons)
+        elif not self._delay.holds_back(room, reasons, now):
             self._admit(room, reasons)
 
-    def _return_most_senior(self, room: StepRoom) -> None:
-        """Let the most senior request come back if it was retracted. Refused, it is short, and `_admit` says why."""
+    def _return_most_senior(self, room: StepRoom, reasons: dict[str, Reason]) -> None:
+        """Let the most senior request come back if it was retracted. Refused, it is short."""
         waiting = self._roster.waiting.first()
         if waiting is not None and waiting.retractions and waiting is self._roster.most_senior():
-            self._try_admit(waiting, room)
+            reason = self._try_admit(waiting, room)
+            if reason is not None:
+                reasons[waiting.id] = reason
 
-    def _continue_prefills(self, room: StepRoom, reasons: dict[str, Reason]) -> bool:
-        """Give each prefilling request its chunk; return whether all of them got one, so that new ones may come in."""
-        all_served = True
+    def _continue_prefills(self, room: StepRoom, reasons: dict[str, Reason]) -> int:
+        """Give each prefilling request its chunk; return how many got none: new ones come in when all are served."""
+        without = 0
         entered = [chunk.request for chunk in room.chunks]
         for request in self._roster.prefilling:
             if request in entered:
@@ -68,9 +73,16 @@ class Filler:
             tokens, refusal = self._chunk(request, holding, request.computed, room)
             if tokens == 0 or refusal is not None:
                 room.pass_floor_by()
-                all_served = False
+                without += 1
                 reasons[request.id] = self._step_room(room, refusal)
-        return all_served
+        return without
+
+    def _stand_behind(self, prefills: int, room: StepRoom, reasons: dict[str, Reason]) -> None:
+        """Tell the first who waits, if it was not told yet, that so many prefills that have begun go before it."""
+        first = self._roster.waiting.first()
+        if first is not None and first.id not in reasons:
+            ahead = f"{prefills} of {len(self._roster.prefilling)} prefills that have begun got no chunk in this step"
+            reasons[first.id] = self._barred(first, room) or Reason("step-room", ahead)
 
     def _admit(self, room: StepRoom, reasons: dict[str, Reason]) -> None:
         """Admit waiting requests in order of seniority; the first that cannot enter stops all behind it.

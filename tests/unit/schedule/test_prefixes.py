@@ -510,3 +510,27 @@ def test_the_delay_is_bounded_when_the_clock_stands_still() -> None:
 def test_the_spare_state_is_in_the_floor_and_nowhere_else() -> None:
     assert fewest_slabs(FULL_AND_WINDOW, 20, 5) == fewest_slabs(FULL_AND_WINDOW, 20, 5, prefix_cache=True)
     assert fewest_slabs(STATES, 20, 5) + 1 == fewest_slabs(STATES, 20, 5, prefix_cache=True)
+
+
+# --- reasons
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_whoever_waits_behind_a_prefill_that_got_no_chunk_is_told_so(slots: int) -> None:
+    """A state cannot be cut, so a first chunk ends where it leaves what is cached, and another prompt begins beside it.
+
+    In the next step the senior of the two takes all tokens.
+    """
+    made = hot_world(STATES, 80, step_tokens=16, max_running_requests=slots)
+    served(made, "first", stem(12))
+    made.arrive("senior", stem(30, 1, 8), 2)
+    made.arrive("junior", range(40, 70), 2)
+    made.plan_and_apply()
+    made.arrive("next", stem(4), 2)
+    plan = made.plan()
+    assert plan is not None
+    reasons = made.scheduler.reasons()
+    assert reasons["junior"].code == "step-room"
+    assert reasons["next"].code == ("slots" if slots == 2 else "step-room")
+    made.apply(made.backend.run(plan))
+    made.run().assert_all_finished()
