@@ -42,7 +42,7 @@ class CachedPages:
         """
         index = self.owners.checked(handles, (CACHED, TRANSFER_CACHED), "lock")
         fresh = [i[pool.state[i] == CACHED] for pool, i in zip(self.pools, index, strict=True)]
-        extra = self.ledger.extra(owner, demand) if isinstance(owner, Grant) else demand
+        extra = self.ledger.extra(owner, demand) if isinstance(owner, Grant) else self.ledger.asked(owner, demand)
         with_locked = extra.plus(Demand(map(len, fresh)))
         if not self.budget.fits(with_locked):
             return self.ledger.refusal(with_locked)
@@ -134,21 +134,38 @@ class CachedPages:
         """
         index = self.owners.checked(handles, (CACHED,), "rank")
         for pool, of_pool in zip(self.pools, index, strict=True):
+            self._check_loose(pool, of_pool, "rank")
+        for pool, of_pool in zip(self.pools, index, strict=True):
             pool.queue.remove(of_pool)
         unit = Unit(tuple(index), worth, place.depth, place.bundle)
         self.ranking.add(unit, place.over)
         return unit
 
     def join(self, pool: int, joining: Sequence[tuple[Unit, Handles]]) -> None:
-        """Let cached pages of `pool`, so far loose, belong to units that go as a whole."""
+        """Let cached pages of `pool`, so far loose, belong to units that go as a whole.
+
+        Raises InvariantError if one of them is not cached or belongs to a unit, or if a unit goes otherwise or is gone.
+        """
         of_pool = self.pools[pool]
         index = self.owners.valid(of_pool, np.concatenate([handles for _, handles in joining]))
         self.owners.check(of_pool, index, (CACHED,), "join")
+        self._check_loose(of_pool, index, "join")
+        for unit, _ in joining:
+            if unit.bundle or unit.id not in self.ranking.units:
+                why = f"goes {unit.bundle} pages at a time" if unit.bundle else "has ended"
+                raise InvariantError([f"pages of pool {pool} cannot join unit {unit.id}: it {why}"])
         of_pool.queue.remove(index)
         at = 0
         for unit, handles in joining:
             self.ranking.join(unit, pool, index[at : at + len(handles)])
             at += len(handles)
+
+    def _check_loose(self, pool: Pool, index: Pages, verb: str) -> None:
+        ranked = self.ranking.member[pool.number][index] != NO_UNIT
+        if ranked.any():
+            at = int(index[int(np.argmax(ranked))])
+            unit = self.ranking.member[pool.number].item(at)
+            raise InvariantError([f"cannot {verb} {self.owners.describe(pool, at)}: it belongs to unit {unit}"])
 
     def value(self, unit: Unit, worth: float) -> None:
         """Change what a byte of `unit` is worth."""

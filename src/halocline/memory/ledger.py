@@ -28,8 +28,7 @@ class Ledger:
 
     def reserve(self, owner: str, demand: Demand) -> Grant | Refusal:
         """Promise `demand` to `owner`, all or nothing."""
-        if demand and min(demand) < 0:
-            raise InvariantError([f"{owner!r} reserves {demand}: pages are counted from 0"])
+        self.asked(owner, demand)
         return self.open(owner, demand) if self.budget.fits(demand) else self.refusal(demand)
 
     def extend(self, grant: Grant, demand: Demand) -> Grant | Refusal:
@@ -89,3 +88,9 @@ class Ledger:
         if min(extra, default=0) < 0:
             raise InvariantError([f"{grant.owner!r} extends its demand {grant.demand} to less: {demand}"])
         return extra
+
+    def asked(self, owner: str, demand: Demand) -> Demand:
+        """Return `demand`, which `owner` asks for anew. Raises InvariantError if it is less than nothing anywhere."""
+        if min(demand, default=0) < 0:
+            raise InvariantError([f"{owner!r} reserves {demand}: pages are counted from 0"])
+        return demand

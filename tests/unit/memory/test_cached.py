@@ -65,8 +65,9 @@ def test_a_page_that_was_locked_and_comes_back_counts_once():
 def test_a_page_that_belongs_to_a_unit_cannot_join_one(twice):
     world, handles = cached_world()
     unit, other = ranked(world, handles[:2]), ranked(world, handles[2:4])
-    with pytest.raises(AssertionError, match="do not all wait"):
+    with pytest.raises(InvariantError, match=rf"cannot join page .* belongs to unit {unit.id}"):
         world.arena.join(0, [(unit if twice else other, as_handles(handles[:1]))])
+    assert world.arena.audit() == []
 
 
 def test_a_held_page_cannot_join_a_unit():
@@ -80,5 +81,38 @@ def test_a_held_page_cannot_join_a_unit():
 def test_a_unit_that_goes_page_by_page_keeps_its_pages():
     world, handles = cached_world()
     unit = ranked(world, handles[:2], bundle=1)
-    with pytest.raises(AssertionError, match="goes 1 pages at a time"):
+    with pytest.raises(InvariantError, match="goes 1 pages at a time"):
         world.arena.join(0, [(unit, as_handles(handles[4:5]))])
+    assert world.arena.audit() == []
+
+
+def test_nothing_joins_a_unit_that_has_ended():
+    world, handles = cached_world()
+    unit = ranked(world, handles[:2])
+    world.arena.unrank(unit)
+    with pytest.raises(InvariantError, match="has ended"):
+        world.arena.join(0, [(unit, as_handles(handles[4:5]))])
+    assert world.arena.audit() == []
+
+
+def test_a_unit_that_would_share_a_page_of_its_second_pool_is_refused_with_nothing_changed():
+    world = World(arena(full=4, sliding=2, slabs=4))
+    owner = world.reserve(Demand((2, 2)))
+    world.commit_all()
+    pages = [list(of_pool) for of_pool in owner.handles]
+    for pool, handles in enumerate(pages):
+        world.cache(owner, pool, handles)
+    world.release(owner)
+    unit = world.arena.rank([as_handles([]), as_handles(pages[1][:1])], 1.0, Place())
+    with pytest.raises(InvariantError, match=rf"cannot rank page .* belongs to unit {unit.id}"):
+        world.arena.rank([as_handles(pages[0]), as_handles(pages[1])], 1.0, Place())
+    assert world.arena.audit() == []
+
+
+def test_a_lock_cannot_ask_for_less_than_nothing():
+    world, handles = cached_world()
+    before = list(world.arena.budget.promised)
+    with pytest.raises(InvariantError, match="counted from 0"):
+        world.arena.lock("request", [as_handles(handles[:1])], Demand((-1,)))
+    assert world.arena.budget.promised == before
+    assert world.arena.audit() == []
