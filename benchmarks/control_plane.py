@@ -5,8 +5,8 @@
 Shape: Gemma 3 27B in bf16 (10 full + 52 sliding layers, W = 1,024, 16-token pages). In every arena 1,000 requests run
 and hold their pages; where something is cached, it is 100,000 pages. The acts take turns, round by round, so that a
 noisy second falls on all of them; each act's repeats within a round run on warm caches. Garbage collection stays on;
-what was built beforehand is frozen (`gc.freeze`), as an engine's process does after its start, so a collection looks at
-the act's own garbage; they are counted.
+what was built beforehand is frozen by the engine's own `settle_memory`, so a collection looks at the act's own garbage;
+they are counted.
 Only the act itself is timed, not what puts the arena back. The last line is one JSON object; `--check` exits 1 when a
 goal is missed. Run it on an idle machine.
 
@@ -47,6 +47,7 @@ from control_plane_acts import (
     Step,
 )
 
+from halocline.engine.process import settle_memory
 from halocline.memory.demand import Demand, step_price
 
 PEER = {
@@ -150,8 +151,7 @@ def main() -> None:
     measured = cases()
     for case in measured:
         case.act.once()
-    gc.collect()
-    gc.freeze()
+    settle_memory()
     before = sum(of["collections"] for of in gc.get_stats())
     for _ in range(given.rounds):
         for case in measured:
