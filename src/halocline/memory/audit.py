@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from halocline.memory.budget import Budget
-from halocline.memory.evictable import Ranking
+from halocline.memory.evictable import Ranking, Unit
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.owners import Owners
 from halocline.memory.pins import PinBoard
@@ -233,6 +233,17 @@ def _queue(books: Books, name: str, pool: Pool) -> Iterator[Violation]:
     there = {unit.id: unit.left[pool.number] for unit in books.ranking.units.values() if unit.left[pool.number]}
     if there != dict(zip(ids.tolist(), counts.tolist(), strict=True)):
         yield Violation("L6", f"{name}: the units' pages are not those that say so")
+    for unit in books.ranking.units.values():
+        named = np.unique(unit.index[pool.number])
+        yield from _unit(name, unit, pool.number, int(np.count_nonzero(member[named] == unit.id)))
     order = sorted(books.ranking.units[unit_id].order for unit_id in there)
     if order != books.ranking.by_pool[pool.number]:
         yield Violation("L6", f"{name}: the order of units is not the order of their worth")
+
+
+def _unit(name: str, unit: Unit, pool: int, named: int) -> Iterator[Violation]:
+    # L6: what goes with a unit is what it names, and what hangs on it.
+    if named != unit.left[pool]:
+        yield Violation("L6", f"{name}: unit {unit.id} names {named} of its {unit.left[pool]} pages")
+    if unit.over is not None and unit.over.hung.get(unit.id) is not unit:
+        yield Violation("L6", f"{name}: unit {unit.id} hangs on unit {unit.over.id}, which does not know of it")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from halocline.memory.demand import Demand
+from halocline.memory.evictable import Place
+from halocline.memory.grant import NO_HANDLES
 from halocline.memory.pool import CACHED, FREE, HELD, TRANSFER
 from testing.memory import World, arena
 
@@ -73,6 +76,21 @@ def forget_a_pinned_slab(a):
 
 def miscount_pinned_slabs(a):
     a.budget.pinned_slabs[0] = 0
+
+
+def rank_both_cached(a):
+    cached = np.flatnonzero(a.pools[0].state == CACHED)
+    return a.rank([a.pools[0].handle_of[cached], NO_HANDLES], 1.0, Place())
+
+
+def forget_a_page_that_belongs_to_a_unit(a):
+    unit = rank_both_cached(a)
+    unit.index = (unit.index[0][:1], *unit.index[1:])
+
+
+def hang_on_a_unit_that_does_not_know(a):
+    unit = rank_both_cached(a)
+    unit.over = unit
 
 
 def drop_a_page_from_the_queue(a):
@@ -149,6 +167,8 @@ def close_a_grant_that_still_counts(a):
         (forget_a_pinned_slab, "L5", "pinned slabs are"),
         (miscount_pinned_slabs, "L5", "pinned slabs: 1 counted twice"),
         (drop_a_page_from_the_queue, "L6", "1 pages wait for eviction, 2 are cached"),
+        (forget_a_page_that_belongs_to_a_unit, "L6", "names 1 of its 2 pages"),
+        (hang_on_a_unit_that_does_not_know, "L6", "does not know of it"),
         (miscount_locked, "L6", "locked pages: 1 counted twice"),
         (orphan_a_transfer, "L1", "in transfer without a pin"),
         (lose_a_loan, "L3", "borrowed pages: 1 missing"),
