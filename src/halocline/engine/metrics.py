@@ -95,27 +95,35 @@ class _EngineCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        snapshot = self._snapshot()
+        alive = self._is_alive()
         up = GaugeMetricFamily("halocline_engine_up", "1 while the engine process lives", labels=["model"])
-        up.add_metric([self._model], float(self._is_alive()))
+        up.add_metric([self._model], float(alive))
         yield up
-        if snapshot.figures is not None:
-            yield from _requests(snapshot.figures)
-            yield from _arena(snapshot.figures.arena)
-            if snapshot.figures.cache is not None:
-                yield from _cache(snapshot.figures.cache, [pool.name for pool in snapshot.figures.arena.pools])
-        refusals = CounterMetricFamily("halocline_refusals", "requests refused at the door", labels=["reason"])
-        for reason, number in snapshot.refusals.items():
-            refusals.add_metric([reason], number)
-        yield refusals
-        waiting = GaugeMetricFamily("halocline_waiting", "requests that wait now, by reason", labels=["reason"])
-        for reason, number in snapshot.waiting.items():
-            waiting.add_metric([reason], number)
-        yield waiting
-        for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(f"halocline_{name}", text, value=snapshot.counters.get(name, 0))
-        stalled = snapshot.stalled_seconds
-        yield GaugeMetricFamily("halocline_stalled_seconds", "how long work has made no progress", value=stalled)
+        for family in _engine(self._snapshot()):
+            # What it held and who waited ended with it: its last words would show a queue for ever. Counts remain true.
+            if alive or family.type == "counter":
+                yield family
+
+
+def _engine(snapshot: Snapshot) -> Iterator[Metric]:
+    """All that an engine says of itself: gauges are of now, counters of since the start."""
+    if snapshot.figures is not None:
+        yield from _requests(snapshot.figures)
+        yield from _arena(snapshot.figures.arena)
+        if snapshot.figures.cache is not None:
+            yield from _cache(snapshot.figures.cache, [pool.name for pool in snapshot.figures.arena.pools])
+    refusals = CounterMetricFamily("halocline_refusals", "requests refused at the door", labels=["reason"])
+    for reason, number in snapshot.refusals.items():
+        refusals.add_metric([reason], number)
+    yield refusals
+    waiting = GaugeMetricFamily("halocline_waiting", "requests that wait now, by reason", labels=["reason"])
+    for reason, number in snapshot.waiting.items():
+        waiting.add_metric([reason], number)
+    yield waiting
+    for name, text in _COUNTERS.items():
+        yield CounterMetricFamily(f"halocline_{name}", text, value=snapshot.counters.get(name, 0))
+    stalled = snapshot.stalled_seconds
+    yield GaugeMetricFamily("halocline_stalled_seconds", "how long work has made no progress", value=stalled)
 
 
 def _requests(figures: SchedulerFigures) -> Iterator[Metric]:

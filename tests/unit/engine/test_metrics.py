@@ -90,6 +90,15 @@ def test_a_dead_engine_is_down_and_one_that_has_not_spoken_can_be_scraped() -> N
     assert values["halocline_engine_up{model=fake}"] == 0
 
 
+def test_a_dead_engine_holds_nothing_and_nobody_waits_for_it_but_its_counts_stay() -> None:
+    values = samples(Metrics(snapshot, lambda: False, "fake"))
+    of_now = ("halocline_requests{", "halocline_waiting{", "halocline_arena_", "halocline_pool_", "halocline_stalled")
+    assert not [name for name in values if name.startswith(of_now)]
+    assert values["halocline_prompt_tokens_total"] == 2
+    assert values["halocline_refusals_total{reason=overloaded}"] == 3
+    assert "halocline_admitted_total" in values
+
+
 def test_every_name_begins_with_ours_and_ends_with_a_unit() -> None:
     unit = re.compile(r"_(bytes|seconds|tokens|total|up|requests|waiting|running|bucket|count|sum|created|nodes)$")
     metrics = Metrics(snapshot, lambda: True, "fake")
