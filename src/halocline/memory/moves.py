@@ -28,6 +28,8 @@ from halocline.units import ceil_div
 
 LOOKED_AT = 4096
 """How many loose pages are looked at beyond those that must go, to find slabs that empty."""
+MOST_VACATED = 4
+"""How many slabs one commit empties by moves while cached pages could go instead: see ADR 11 for the measurement."""
 NO_PAGES: Pages = np.zeros(0, np.int64)
 
 
@@ -50,10 +52,12 @@ class _Shift:
     """Places left behind in slabs that stay; still marked live so that no other move goes there."""
 
 
-def reclaim_for(pools: list[Pool], budget: Budget, ranking: Ranking, extra: list[int]) -> Plan | Refusal:
-    """Ask `reclaim_plan` what must go so that `extra` new pages per pool find places."""
+def reclaim_for(
+    pools: list[Pool], budget: Budget, ranking: Ranking, extra: list[int], spare_slabs: int = 0
+) -> Plan | Refusal:
+    """Ask `reclaim_plan` what must go so that `extra` new pages per pool find places and `spare_slabs` are left."""
     pressure = Pressure(
-        slabs=budget.slabs,
+        slabs=budget.slabs - spare_slabs,
         pages_per_slab=tuple(budget.pages_per_slab),
         page_bytes=tuple(pool.stride_bytes for pool in pools),
         caps=tuple(budget.caps),
@@ -71,6 +75,22 @@ def make_room(
 ) -> Room:
     """Carry out `plan`, gather for deferred pins, and vacate slabs until `extra` pages per pool find free places."""
     room = Room(evicted=[[] for _ in pools])
+    _evict_planned(pools, budget, ranking, extra, plan, room)
+    if not pins.waits:
+        _evict_rather_than_move(pools, budget, ranking, extra, room)
+    shifts = [_gather(pool, budget, ranking, pins, room) if pins.waits_in(pool.number) else _Shift() for pool in pools]
+    for pool, slabs in zip(pools, _slabs_to_vacate(pools, shifts, extra), strict=True):
+        if slabs:
+            _vacate(pool, budget, ranking, slabs, shifts[pool.number], room)
+    for pool, shift in zip(pools, shifts, strict=True):
+        if len(shift.sources):
+            pool.drop(shift.sources)
+    return room
+
+
+def _evict_planned(
+    pools: list[Pool], budget: Budget, ranking: Ranking, extra: list[int], plan: Plan, room: Room
+) -> None:
     for unit, count in plan.units:
         for pool, index in zip(pools, ranking.pop(unit, count), strict=True):
             if len(index):
@@ -80,14 +100,24 @@ def make_room(
             loose = _loose(pool, count, extra[pool.number])
             pool.queue.remove(loose)
             evict(pool, budget, loose, room)
-    shifts = [_gather(pool, budget, ranking, pins, room) if pins.waits_in(pool.number) else _Shift() for pool in pools]
-    for pool, slabs in zip(pools, _slabs_to_vacate(pools, shifts, extra), strict=True):
-        if slabs:
-            _vacate(pool, budget, ranking, slabs, shifts[pool.number], room)
-    for pool, shift in zip(pools, shifts, strict=True):
-        if len(shift.sources):
-            pool.drop(shift.sources)
-    return room
+
+
+def _evict_rather_than_move(pools: list[Pool], budget: Budget, ranking: Ranking, extra: list[int], room: Room) -> None:
+    # Bounds how much one step moves before its forward: what is next in the order of eviction goes a little earlier,
+    # until no more than MOST_VACATED slabs have to be emptied, or nothing is left to evict.
+    spare = 0
+    while (excess := _missing_slabs(pools, [pool.holes for pool in pools], extra) - MOST_VACATED) > 0:
+        spare += excess
+        plan = reclaim_for(pools, budget, ranking, extra, spare)
+        if isinstance(plan, Refusal):
+            return
+        _evict_planned(pools, budget, ranking, extra, plan, room)
+
+
+def _missing_slabs(pools: list[Pool], holes: list[int], extra: list[int]) -> int:
+    # Slabs that the new pages lack beside the pools' holes and the free slabs.
+    lacking = sum(ceil_div(max(0, extra[p] - holes[p]), pool.per_slab) for p, pool in enumerate(pools))
+    return lacking - len(pools[0].stock.free)
 
 
 def _loose(pool: Pool, count: int, extra: int) -> Pages:
@@ -173,8 +203,7 @@ def _slabs_to_vacate(pools: list[Pool], shifts: list[_Shift], extra: list[int]) 
     # The cheapest unpinned slabs over all pools, as many as the new pages lack.
     chosen: list[list[int]] = [[] for _ in pools]
     holes = [pool.holes + len(shift.sources) for pool, shift in zip(pools, shifts, strict=True)]
-    missing = sum(ceil_div(max(0, extra[p] - holes[p]), pool.per_slab) for p, pool in enumerate(pools))
-    missing -= len(pools[0].stock.free)
+    missing = _missing_slabs(pools, holes, extra)
     offers = {pool.number: iter(pool.emptiest(shifts[pool.number].keepers)) for pool in pools}
     heads = {p: next(offer, None) for p, offer in offers.items()}
     for _ in range(missing):

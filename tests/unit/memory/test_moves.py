@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from halocline.memory.demand import Demand
-from halocline.memory.grant import Move
-from testing.memory import World, arena, can_place
+from halocline.memory.evictable import Place
+from halocline.memory.grant import NO_HANDLES, Move
+from halocline.memory.moves import MOST_VACATED
+from testing.memory import World, arena, as_handles, can_place
 
 
 def holding(world: World, *pages: int):
@@ -181,4 +183,41 @@ def test_a_deferred_pin_comes_into_force_without_moves_once_it_fits():
     world.arena.extend(world.holdings[0].grant, Demand((9, 0)))
     assert world.commit([]).moves == ()
     assert pin.is_in_force
+    world.check()
+
+
+def four_units_over_all_slabs() -> World:
+    """Four cached units of a page in each of 12 slabs, beside 4 free slabs: whoever goes, no slab empties by it."""
+    world = World(arena(full=4, state=1, slabs=16))
+    owner = holding(world, 48, 0)
+    by_place = dict(zip(world.places(0, owner.handles[0]), owner.handles[0], strict=True))
+    world.cache(owner, 0, list(owner.handles[0]))
+    world.release(owner)
+    for first in range(4):
+        unit = as_handles([by_place[place] for place in range(first, 48, 4)])
+        world.arena.rank([unit, NO_HANDLES], 1.0 + first, Place())
+    return world
+
+
+def test_a_few_slabs_are_vacated_and_nothing_goes_beyond_the_plan():
+    world = four_units_over_all_slabs()
+    world.reserve(Demand((0, 4 + MOST_VACATED)))
+    done = world.commit_all()
+    assert (len(done.evicted[0]), len(done.moves)) == (24, 2 * MOST_VACATED)
+    assert world.arena.audit() == []
+
+
+def test_where_many_slabs_would_be_vacated_the_next_unit_goes_instead():
+    world = four_units_over_all_slabs()
+    world.reserve(Demand((0, 4 + 2 * MOST_VACATED)))
+    done = world.commit_all()
+    assert (len(done.evicted[0]), len(done.moves)) == (48, 0), "36 pages would do, with 8 moves"
+    assert world.arena.audit() == []
+
+
+def test_held_pages_are_moved_however_many_slabs_that_takes():
+    world = World(arena(full=4, state=1, slabs=16))
+    keep(world, holding(world, 48, 0), 0, *range(0, 48, 4))
+    world.reserve(Demand((0, 4 + 2 * MOST_VACATED)))
+    assert len(world.commit_all().moves) == 2 * MOST_VACATED
     world.check()
