@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,17 @@ def llm(folder: Path) -> Iterator[LLM]:
 def engine_processes() -> list[int]:
     children = psutil.Process().children(recursive=True)
     return [child.pid for child in children if "halocline.engine.process" in " ".join(child.cmdline())]
+
+
+@contextmanager
+def standing_still(pid: int) -> Iterator[None]:
+    """Stop a process for a while, so that no answer can be complete however fast the machine is."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def wait_until_gone(pid: int, seconds: float = 20.0) -> bool:
@@ -186,10 +198,12 @@ def test_a_prompt_that_cannot_fit_is_named_and_the_next_call_works(llm: LLM) -> 
 def test_ctrl_c_stops_the_generation_and_not_the_engine(llm: LLM) -> None:
     prompts = [[5, number] for number in range(3, 11)]
     endless = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+    (engine,) = engine_processes()[-1:]
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate(prompts, endless, use_tqdm=False)
+    with standing_still(engine):
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompts, endless, use_tqdm=False)
     timer.join()
     assert llm.generate([5], GREEDY, use_tqdm=False)[0].finished
 
@@ -327,9 +341,10 @@ async def test_async_use_before_the_start_and_after_the_end_is_an_error(folder: 
 async def test_the_engines_death_reaches_the_caller(folder: Path) -> None:
     async with AsyncLLM(str(folder), **SETTINGS) as llm:
         (engine,) = engine_processes()[-1:]
-        stream = llm.generate([5, 6], SamplingParams(temperature=0, max_tokens=400, ignore_eos=True))
-        await anext(stream)
-        os.kill(engine, signal.SIGKILL)
+        await collected(llm, [5, 6], GREEDY)
+        with standing_still(engine):
+            waiting = asyncio.ensure_future(collected(llm, [5, 6], GREEDY))
+            await asyncio.sleep(0.1)  # it is on its way, and cannot be answered
+            os.kill(engine, signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="SIGKILL"):
-            async for _ in stream:
-                pass
+            await waiting
