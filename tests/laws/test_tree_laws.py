@@ -22,6 +22,7 @@ from halocline.memory.demand import Demand
 from halocline.memory.grant import Grant, Order
 from halocline.memory.pool import CACHED, INDEX_MASK, LOCKED, TRANSFER_CACHED
 from halocline.memory.retention import Chunked, Full, Sliding, State
+from halocline.units import ceil_to
 from testing.cache import CacheWorld, arena_of
 
 Act = Callable[[CacheWorld], bool]
@@ -170,24 +171,41 @@ def histories(start: CacheWorld, depth: int) -> Iterator[tuple[tuple[str, ...], 
 
 
 def contents(world: CacheWorld) -> list[set[object]]:
-    """Return per pool what the pages of all nodes contain: (namespace, all tokens up to the page's end)."""
+    """Return per pool what the pages of all nodes contain: (namespace, all tokens up to the page's end).
+
+    With the key of their granule: pages smaller than a granule are kept for a whole one only, so that two prompts which
+    part within a granule have equal first pages, and neither can use the other's.
+    """
     found: list[set[object]] = [set() for _ in world.layout.pools]
     for node in world.tree.forest.nodes.values():
+        path = b"".join(above.key for above in node.path())
+        begin = len(path) - len(node.key)
         for pool, handles in enumerate(node.pages):
-            found[pool] |= {world.content[pool, int(h)] for h in handles if h != TOMBSTONE}
+            for at, handle in enumerate(handles.tolist()):
+                if handle != TOMBSTONE:
+                    granules = at // max(1, len(handles) // node.granules) + 1
+                    is_state = isinstance(world.layout.pools[pool].retention, State)
+                    end = len(path) if is_state else begin + granules * world.tree.shape.granule_bytes
+                    found[pool].add((world.content[pool, handle], path[:end]))
     return found
 
 
 def can_resume(world: CacheWorld, kept: list[set[object]], tokens: tuple[int, ...], boundary: int) -> bool:
     """Whether everything that position `boundary` reads, and every full page before it, is in the tree's pages."""
+    granule, data = world.tree.shape.granule_tokens, token_key(tokens).data
+
+    def is_kept(pool: int, end: int) -> bool:
+        whole = ceil_to(end, granule) // granule * world.tree.shape.granule_bytes
+        return ((EVERYBODY, tokens[:end]), data[:whole]) in kept[pool]
+
     for pool, shape in enumerate(world.layout.pools):
         if isinstance(shape.retention, State):
-            if (EVERYBODY, tokens[:boundary]) not in kept[pool]:
+            if not is_kept(pool, boundary):
                 return False
             continue
         first = shape.retention.first_needed(boundary) // shape.page_tokens
         ends = range((first + 1) * shape.page_tokens, boundary + 1, shape.page_tokens)
-        if any((EVERYBODY, tokens[:end]) not in kept[pool] for end in ends):
+        if not all(is_kept(pool, end) for end in ends):
             return False
     return True
 
