@@ -110,7 +110,7 @@ def cases() -> list[Case]:
     prompt = step_price(cached.layout, 0, PROMPT_TOKENS)
     return [
         Case("p99_reserve_us", Reserve(cached), 500, 20, quantile=0.99),
-        Case("p99_extend_us", Extend(cached), 200, 20, quantile=0.99),
+        Case("p99_extend_us", Extend(cached), 200, quantile=0.99),
         Case("growth_256_us", Growth(cached), 25, 300),
         Case("prompt_12k_us", Prompt(cached), 50, 150),
         Case("reclaim_plan_units_us", Reclaim(cached, slabs), 50, 50),

@@ -247,7 +247,7 @@ class Match(Act):
         self.world = world
 
     def once(self) -> float:
-        prompt = self.world.random.choice(self.world.prompts)
+        prompt = [*self.world.random.choice(self.world.prompts)]  # the tokens of an arrival have just been read
         begin = perf_counter()
         found = self.world.tree.match(token_key(prompt))
         seconds = perf_counter() - begin
