@@ -200,11 +200,16 @@ def test_ctrl_c_stops_the_generation_and_not_the_engine(llm: LLM) -> None:
     endless = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
     (engine,) = engine_processes()[-1:]
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    with standing_still(engine):
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate(prompts, endless, use_tqdm=False)
-    timer.join()
+    # A shell that starts the suite in the background lets it ignore Ctrl-C; Python takes that over.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with standing_still(engine):
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate(prompts, endless, use_tqdm=False)
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     assert llm.generate([5], GREEDY, use_tqdm=False)[0].finished
 
 
