@@ -104,14 +104,17 @@ def _evict_planned(
 
 def _evict_rather_than_move(pools: list[Pool], budget: Budget, ranking: Ranking, extra: list[int], room: Room) -> None:
     # Bounds how much one step moves before its forward: what is next in the order of eviction goes a little earlier,
-    # until no more than MOST_VACATED slabs have to be emptied, or nothing is left to evict.
-    spare = 0
-    while (excess := _missing_slabs(pools, [pool.holes for pool in pools], extra) - MOST_VACATED) > 0:
-        spare += excess
+    # until no more than MOST_VACATED slabs have to be emptied, or evicting empties none: held pages are in them.
+    spare, missing = 0, _missing_slabs(pools, [pool.holes for pool in pools], extra)
+    while missing > MOST_VACATED:
+        spare += missing - MOST_VACATED
         plan = reclaim_for(pools, budget, ranking, extra, spare)
         if isinstance(plan, Refusal):
             return
         _evict_planned(pools, budget, ranking, extra, plan, room)
+        before, missing = missing, _missing_slabs(pools, [pool.holes for pool in pools], extra)
+        if missing == before and (plan.units or not plan.evict.is_zero):
+            return
 
 
 def _missing_slabs(pools: list[Pool], holes: list[int], extra: list[int]) -> int:

@@ -221,3 +221,19 @@ def test_held_pages_are_moved_however_many_slabs_that_takes():
     world.reserve(Demand((0, 4 + 2 * MOST_VACATED)))
     assert len(world.commit_all().moves) == 2 * MOST_VACATED
     world.check()
+
+
+def test_what_empties_no_slab_is_not_evicted_for_it_to_the_last():
+    """Twenty slabs with a held page each, and in every slab one page of each of three units."""
+    world = World(arena(full=4, state=1, slabs=24))
+    held = holding(world, 80, 0)
+    handles = dict(zip(world.places(0, held.handles[0]), held.handles[0], strict=True))
+    for unit in range(1, 4):
+        taken = [handles[place] for place in range(unit, 80, 4)]
+        world.cache(held, 0, taken)
+        world.arena.rank([as_handles(taken), NO_HANDLES], float(unit), Place())
+    world.arena.shrink(held.grant, held.grant.held)
+    world.reserve(Demand((0, 9)))
+    done = world.commit_all()
+    assert (len(done.evicted[0]), len(done.moves)) == (40, 10), "one unit of three is left, and five slabs are vacated"
+    assert world.arena.audit() == []
