@@ -26,7 +26,7 @@ from halocline.schedule.admission import Gate
 from halocline.schedule.audit import audit
 from halocline.schedule.chunk import FLOOR_OWNER, StepRoom
 from halocline.schedule.events import Abort, Accepted, Arrive, Event, NewToken, Reason, Rejected, Update
-from halocline.schedule.figures import SchedulerFigures
+from halocline.schedule.figures import SchedulerFigures, Totals
 from halocline.schedule.fill import Filler
 from halocline.schedule.growth import Growth
 from halocline.schedule.holding import Keeper
@@ -270,6 +270,32 @@ class Scheduler:
         totals.computed_tokens += len(step.plan.token_ids)
 
     # --- what others may ask
+
+    @property
+    def running(self) -> int:
+        """How many requests hold a slot and memory."""
+        return self._roster.running
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait, retracted ones included."""
+        return len(self._roster.waiting)
+
+    @property
+    def totals(self) -> Totals:
+        """What was counted since the start: the live counters, to be read only. `figures` gives a copy."""
+        return self._roster.totals
+
+    def head_reason(self) -> Reason | None:
+        """Return why the most senior waiting request does not run; None when nobody waits.
+
+        The cheap question, for whoever asks at every step: `reasons` words an answer for each of them.
+        """
+        head = self._roster.waiting.first()
+        if head is None:
+            return None
+        queued = Reason("queue", "it came after the last step was planned")
+        return self._reasons.get(head.id) or self._growth.short_reason(head) or queued
 
     def reasons(self) -> dict[str, Reason]:
         """Return why each request that does not run now does not, by request id."""
