@@ -1,0 +1,134 @@
+"""One streaming client of an OpenAI-compatible server: sends a request and takes the times where a client takes them.
+
+Times run from sending the request to reading a piece of the answer. `bench` and `replay --server` both ask through here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from halocline.errors import ConfigError, FailedError
+
+WORDS_OF_SERVER = 300
+"""So many characters of a server's complaint are passed on."""
+
+
+class LoadError(FailedError):
+    """The server under load answered with an error, or no longer. `status` is its HTTP status, 0 without one."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one client saw of one request; times in seconds since it was sent."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    first_token_seconds: float = 0.0
+    total_seconds: float = 0.0
+    cached_tokens: int | None = None
+    """Prompt tokens that the server says it did not compute; None: it does not say."""
+    gaps_seconds: array[float] = field(default_factory=lambda: array("f"))
+    """Between the pieces of the answer; a piece is usually one token."""
+
+    @property
+    def token_seconds(self) -> float:
+        """Seconds per token after the first."""
+        return (self.total_seconds - self.first_token_seconds) / max(1, self.output_tokens - 1)
+
+
+def open_client(url: str, api_key: str | None = None, connections: int | None = None) -> httpx.AsyncClient:
+    """Return a client of the server at `url` that waits as long as the server does; keeps `connections` open."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=connections)
+    return httpx.AsyncClient(base_url=base_of(url), timeout=None, limits=limits, headers=headers)
+
+
+def base_of(url: str) -> str:
+    """Return `url` without the `/v1` that other programs want at its end."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+async def first_model(url: str, api_key: str | None = None) -> str:
+    """Return the name of the model that the server at `url` serves; raises ConfigError when nobody answers."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        async with httpx.AsyncClient(base_url=base_of(url), timeout=30, headers=headers) as client:
+            response = await client.get("/v1/models")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError([f"no server answers at {url}: {error or type(error).__name__}"]) from error
+    if response.status_code != 200:
+        raise ConfigError([f"{url}/v1/models answered {response.status_code}: {response.text[:WORDS_OF_SERVER]}"])
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError([f"{url}/v1/models names no model: {response.text[:WORDS_OF_SERVER]}"]) from error
+
+
+async def ask(
+    client: httpx.AsyncClient, model: str, prompt: Sequence[int] | str, output_tokens: int, answer: Answer | None = None
+) -> Answer:
+    """Send one greedy completion of exactly `output_tokens` and read it to its end.
+
+    `answer` is filled as the pieces come, so that who is cancelled still has what was seen. Raises LoadError with the
+    server's words when the request fails.
+    """
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    answer = Answer() if answer is None else answer
+    start = time.perf_counter()
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                words = (await response.aread()).decode(errors="replace")
+                raise LoadError(f"a request was answered {response.status_code}: {words}", response.status_code)
+            async for event in _events(response):
+                _note(answer, event, time.perf_counter() - start)
+    except httpx.HTTPError as error:
+        raise LoadError(f"the connection broke: {error or type(error).__name__}") from error
+    answer.total_seconds = time.perf_counter() - start
+    return answer
+
+
+def _note(answer: Answer, event: dict[str, Any], seconds: float) -> None:
+    if event.get("choices"):
+        if answer.first_token_seconds:
+            answer.gaps_seconds.append(seconds - answer.total_seconds)
+        else:
+            answer.first_token_seconds = seconds
+        answer.total_seconds = seconds
+    if usage := event.get("usage"):
+        answer.prompt_tokens = usage["prompt_tokens"]
+        answer.output_tokens = usage["completion_tokens"]
+        answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """Yield the JSON events of a stream; an error event ends it with LoadError."""
+    async for line in response.aiter_lines():
+        if not line.startswith("data:") or line.removeprefix("data:").strip() == "[DONE]":
+            continue
+        try:
+            event = json.loads(line.removeprefix("data:"))
+        except ValueError as error:
+            raise LoadError(f"the stream holds what is no JSON: {line[:WORDS_OF_SERVER]}") from error
+        if "error" in event:
+            raise LoadError(f"a request failed in mid-stream: {event['error']}")
+        yield event
