@@ -9,6 +9,14 @@ A step's work is packed: the tokens of all its segments stand in one row, withou
     query_starts     0          1          2                             7
 
 The plan's arrays belong to the plan: the scheduler never changes them after `plan` returned.
+
+A **leap** is a decode of several tokens in one step, for a backend that can loop by itself (the simulator; a decode
+loop on a device): `Scheduler.plan(now, decode_tokens=k)`, never without being asked. Only the first of its rows is
+known; the backend samples from each row the token of the next one, which stands as -1 in the plan:
+
+    token_ids        | decode a, a leap of 4 | decode b, a leap of 4 |          sampled: 4 tokens of a, 4 of b
+    positions        |  812  813  814  815   |  97   98   99   100   |
+    token_ids        |   17   -1   -1   -1   |   5   -1   -1    -1   |
 """
 
 from __future__ import annotations
@@ -35,7 +43,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     start: int
     """Position of the segment's first token."""
     tokens: int
-    """How many tokens are computed: 1 for a decode, a chunk otherwise."""
+    """How many tokens are computed: 1 for a decode, or those of a leap; a chunk otherwise."""
     samples: bool
     """Whether the segment reaches the end of what is known, so that a next token must be sampled from it."""
     params: SamplingParams
@@ -46,7 +54,15 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     """How many tokens of `history` are the client's prompt; the rest is output."""
     forbids_stop: bool
-    """Whether end-of-sequence and stop tokens must not be sampled yet (min_tokens)."""
+    """Whether end-of-sequence and stop tokens must not be sampled yet (min_tokens); in a leap, for all its tokens."""
+
+    @property
+    def is_leap(self) -> bool:
+        """Whether the backend generates what all rows but the first compute. Ask before tokens are known, in `run`.
+
+        Nobody who leaps asked for log-probabilities.
+        """
+        return self.start + self.tokens > len(self.history)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +102,7 @@ class StepPlan:
     segments: tuple[Segment, ...]
     """Decodes first, then prefill chunks."""
     token_ids: NDArray[np.int64]
-    """Shape (T,)."""
+    """Shape (T,); -1 in the rows of a leap that the backend generates."""
     positions: NDArray[np.int64]
     """Shape (T,)."""
     query_starts: NDArray[np.int32]
@@ -111,13 +127,15 @@ class TokenLogprobs:
     """(token id, log-probability) of the most probable ones, best first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """The token sampled for one segment."""
+class Sampled(msgspec.Struct, frozen=True, gc=False):
+    """The token sampled for one segment, or the tokens of a leap."""
 
     request_id: str
     token_id: int
     logprobs: TokenLogprobs | None = None
+    further_ids: tuple[int, ...] = ()
+    """Of a leap of k tokens, the k - 1 after `token_id`; fewer only where the last one is a stop token. What stands
+    after a stop token is dropped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,9 @@ class Rules:
     """The batch that is waited for: so many tokens to prefill end the delay at once."""
     prefill_delay_low_bytes: int = 0
     """Nothing is held back while running requests hold fewer bytes of the arena: the device would idle."""
+    lookahead_tokens: int = 0
+    """Tokens that a decode may compute in one step beyond the next one, so that a step may leap 1 + this many. Every
+    price counts them."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -55,6 +58,7 @@ class Rules:
                 ("prefill_delay_seconds", self.prefill_delay_seconds, 0),
                 ("prefill_delay_tokens", self.prefill_delay_tokens, 1),
                 ("prefill_delay_low_bytes", self.prefill_delay_low_bytes, 0),
+                ("lookahead_tokens", self.lookahead_tokens, 0),
             )
             if value < least
         ]
