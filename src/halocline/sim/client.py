@@ -1,6 +1,6 @@
 """One streaming client of an OpenAI-compatible server: sends a request and takes the times where a client takes them.
 
-Times run from sending the request to reading a piece of the answer. `bench` and `replay --server` both ask through here.
+Times run from sending the request to reading a piece of the answer. `bench` and `replay --server` ask through here.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def first_model(url: str, api_key: str | None = None) -> str:
         async with httpx.AsyncClient(base_url=base_of(url), timeout=30, headers=headers) as client:
             response = await client.get("/v1/models")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConfigError([f"no server answers at {url}: {error or type(error).__name__}"]) from error
+        raise ConfigError([f"no server answers at {url}: {str(error) or type(error).__name__}"]) from error
     if response.status_code != 200:
         raise ConfigError([f"{url}/v1/models answered {response.status_code}: {response.text[:WORDS_OF_SERVER]}"])
     try:
@@ -102,7 +102,7 @@ async def ask(
             async for event in _events(response):
                 _note(answer, event, time.perf_counter() - start)
     except httpx.HTTPError as error:
-        raise LoadError(f"the connection broke: {error or type(error).__name__}") from error
+        raise LoadError(f"the connection broke: {str(error) or type(error).__name__}") from error
     answer.total_seconds = time.perf_counter() - start
     return answer
 

@@ -1,0 +1,59 @@
+"""The report's one record: what was asked, of what program, and each run's figures. Page and table are made of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from halocline.errors import ConfigError
+from halocline.sim.report.figures import mean_bytes
+
+
+def document(
+    version: str, command: str, setup: Mapping[str, str], outcomes: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the record of a replay. `setup` is what was asked, by words that a person reads.
+
+    Each run also gets `mean_bytes`: {"held": {pool: bytes}, "cached": {pool: bytes}}, means over its whole length.
+    """
+    runs = [{**outcome, "mean_bytes": mean_bytes(outcome)} for outcome in outcomes]
+    return {"halocline": version, "command": command, "setup": dict(setup), "outcomes": runs}
+
+
+def as_json(document: Mapping[str, Any]) -> str:
+    """Return the record as JSON, one key per line down to the figures."""
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def check_writable(path: Path) -> None:
+    """Raise ConfigError when no file can be put at `path`: before an hour of work, not after it."""
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(descriptor)
+        os.unlink(name)
+    except OSError as error:
+        raise ConfigError([f"cannot write {path}: {error.strerror or error}"]) from error
+    if path.is_dir():
+        raise ConfigError([f"cannot write {path}: it is a folder"])
+
+
+def write(path: Path, text: str) -> None:
+    """Put `text` at `path` as a whole: whoever looks sees the old file or the new one, never a half."""
+    check_writable(path)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
