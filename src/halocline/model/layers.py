@@ -21,6 +21,8 @@ from halocline.memory.retention import Chunked, Full, Positional, Sliding
 
 _SHARES_KV = "dummy"
 """A layer that owns no KV: it attends to an earlier layer's (gemma3n, gemma4), or has no attention."""
+_TWICE_THE_HEADS = {"mimo_v2_flash"}
+"""Types whose config names the KV heads of full layers only: the model's code doubles them in windowed layers."""
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 
 
@@ -47,6 +49,8 @@ def _kv_layers(text: PreTrainedConfig, dtype_bytes: int) -> tuple[LayerKV, ...]:
         if kind != _SHARES_KV:
             retention = _retention(kind, setting.get("sliding_window"))
             kv_heads, k_dim, v_dim = _shape(layer_config)
+            if text.model_type in _TWICE_THE_HEADS and isinstance(retention, Sliding):
+                kv_heads *= 2
             layers.append(LayerKV(layer, retention, kv_heads, k_dim, v_dim, dtype_bytes))
     if not layers:
         raise ModelError(f"model type {text.model_type!r} has no attention layer, so there is no KV to serve it from")
