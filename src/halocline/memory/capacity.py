@@ -8,12 +8,13 @@ Worked example, Gemma 3 270M in 256 MiB (1,092 slabs of 240 KiB; 5 full or 1 sli
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from halocline.memory.budget import Budget
 from halocline.memory.demand import Demand, floor_demand, resident
 from halocline.memory.layout import ArenaLayout
-from halocline.units import ceil_to
+from halocline.units import ceil_div, ceil_to
 
 Caps = tuple[int | None, ...]
 """Most slabs per pool (static split); None: as many as there are."""
@@ -39,15 +40,42 @@ def longest_request(
     return most if most >= 2 else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Requests of several lengths in fixed proportions: what some of them need together."""
+
+    pages: Demand
+    """The whole resident demand of `requests` requests, summed."""
+    requests: int
+
+    def of(self, requests: int) -> Demand:
+        """Return what so many requests in these proportions need, rounded up once per pool."""
+        return Demand(ceil_div(pages * requests, self.requests) for pages in self.pages)
+
+
+def mix_of(layout: ArenaLayout, lengths: Iterable[tuple[int, int]]) -> Mix:
+    """Return the mix of requests of these `lengths` (prompt, output), at least one, as often as each is named."""
+    pages, requests = [0] * len(layout.pools), 0
+    for prompt_tokens, output_tokens in lengths:
+        pages = [*map(sum, zip(pages, resident(layout, prompt_tokens, output_tokens), strict=True))]
+        requests += 1
+    assert requests, "a mix has at least one request"
+    return Mix(Demand(pages), requests)
+
+
 def concurrency(
     layout: ArenaLayout, caps: Caps | None, prompt_tokens: int, output_tokens: int, checkpoints: bool = False
 ) -> int:
     """Return how many such requests an empty arena holds together, each with its whole resident demand."""
+    return mix_concurrency(layout, caps, mix_of(layout, [(prompt_tokens, output_tokens)]), checkpoints)
+
+
+def mix_concurrency(layout: ArenaLayout, caps: Caps | None, mix: Mix, checkpoints: bool = False) -> int:
+    """Return how many requests of a mix an empty arena holds together, each with its whole resident demand."""
     budget, floor = Budget(layout, caps), floor_demand(layout, checkpoints)
-    one = resident(layout, prompt_tokens, output_tokens)
 
     def fits(requests: int) -> bool:
-        return budget.fits_empty(Demand(pages * requests for pages in one).plus(floor))
+        return budget.fits_empty(mix.of(requests).plus(floor))
 
     return max(0, largest(1, layout.slabs * max(pool.pages_per_slab for pool in layout.pools), fits))
 
@@ -64,11 +92,15 @@ def exact_concurrency(layout: ArenaLayout, tokens: int) -> int:
 
 def uniform_concurrency(layout: ArenaLayout, tokens: int) -> int:
     """Return how many requests of `tokens` fit the same budget when every layer keeps every position."""
-    request_bytes = 0
-    for pool in layout.pools:
-        kept_tokens = ceil_to(tokens, pool.page_tokens) if pool.is_positional else 1
-        request_bytes += pool.page_bytes * kept_tokens // pool.page_tokens
-    return layout.budget_bytes // request_bytes
+    return layout.budget_bytes // uniform_request_bytes(layout, tokens)
+
+
+def uniform_request_bytes(layout: ArenaLayout, tokens: int) -> int:
+    """Return the bytes of a request of `tokens` when every layer keeps every position; states stay what they are."""
+    return sum(
+        pool.page_bytes * ceil_to(tokens if pool.is_positional else 1, pool.page_tokens) // pool.page_tokens
+        for pool in layout.pools
+    )
 
 
 def largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
