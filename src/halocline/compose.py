@@ -10,7 +10,7 @@ Both lay out memory with the same function from the same numbers, so what was pr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -145,17 +145,23 @@ def _chat(prepared: Prepared) -> ChatTemplate:
 
 def lay_out(config: Config, model_config: PreTrainedConfig, budget_bytes: int) -> Memory:
     """Cut `budget_bytes` for a model; raises ConfigError with every reason why no request could be served."""
-    from halocline.model.layers import text_config
+    from halocline.model.layers import own_limit
 
-    layout = solve_layout(_layers(config, model_config), budget_bytes, config.page_tokens_rule)
+    return lay_out_layers(config, _layers(config, model_config), own_limit(model_config), budget_bytes)
+
+
+def lay_out_layers(config: Config, layers: Sequence[LayerKV], model_tokens: int | None, budget_bytes: int) -> Memory:
+    """Cut `budget_bytes` for these layers, of a model that was made for `model_tokens` (None: it names no limit).
+
+    The engine and `halocline plan` both lay out memory here. Raises ConfigError as `lay_out`.
+    """
+    layout = solve_layout(layers, budget_bytes, config.page_tokens_rule)
     policy = config.policy_rule
     caps = static_caps(layout, *policy[1:]) if policy[0] == "static" else None
-    # Not every model names its longest sequence.
-    own_limit = getattr(text_config(model_config), "max_position_embeddings", None)
     limits = Limits(
         config.step_tokens,
         config.max_running_requests,
-        own_limit,
+        model_tokens,
         config.max_model_len,
         checkpoints=config.keeps_prefixes,
     )

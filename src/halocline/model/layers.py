@@ -62,6 +62,11 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return config.get_text_config(decoder=True)
 
 
+def own_limit(config: PreTrainedConfig) -> int | None:
+    """Return the longest sequence that the model was made for, in tokens; None: not every config names it."""
+    return getattr(text_config(config), "max_position_embeddings", None)
+
+
 def _refuse_unknown(config: PreTrainedConfig, types: list[str]) -> None:
     known = {"full_attention", "sliding_attention", "chunked_attention", _SHARES_KV}
     for kind in sorted(set(types) - known):
