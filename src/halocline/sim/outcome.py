@@ -1,10 +1,10 @@
 """What came of a simulated run: plain frozen data, and its one JSON form, from which summary, report and tests read.
 
-All means over time are weighted with time. In a saturated run "the middle" is the part in which the queue pressed: from
-the first refusal of the most senior waiting request for want of memory (or of request slots) until the workload had no
-more to hand over. `concurrency.mean`, the shares of the arena and the goodput rate of a saturated run are over the middle
-only, because warm-up and drain say nothing of what the memory holds; where nobody was ever refused, and in an open loop,
-the middle is the whole run. `middle_seconds` says from when to when.
+All means over time are weighted with time. In a saturated run "the middle" is the part in which the queue pressed:
+from the first refusal of the most senior waiting request for want of memory (or of request slots) until the workload
+had no more to hand over. `concurrency.mean`, the shares of the arena and the goodput rate of a saturated run are over
+the middle only, because warm-up and drain say nothing of what the memory holds; where nobody was ever refused, and in
+an open loop, the middle is the whole run. `middle_seconds` says from when to when.
 """
 
 from __future__ import annotations

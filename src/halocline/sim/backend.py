@@ -1,0 +1,95 @@
+"""What stands for the device in a replay: it computes nothing, answers at once, and says what the time would be."""
+
+from __future__ import annotations
+
+from halocline.sim.cost import CostModel
+from halocline.step import Sampled, Segment, StepPlan, StepResult
+
+
+class ReplayBackend:
+    """Answers every request with its job's own content, token after token; a `halocline.step.Backend`."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, Sampled] = {}
+        self._lasts: dict[str, tuple[int, Sampled]] = {}
+
+    def expect(self, request_id: str, token_id: int) -> None:
+        """Answer `request_id` with `token_id`, again and again."""
+        self._answers[request_id] = Sampled(request_id, token_id)
+
+    def expect_stop(self, request_id: str, tokens: int, stop_id: int) -> None:
+        """Answer with `stop_id` once `tokens` tokens of prompt and output are known."""
+        self._lasts[request_id] = tokens, Sampled(request_id, stop_id)
+
+    def forget(self, request_id: str) -> None:
+        """Be told that nothing more is asked for `request_id`."""
+        self._answers.pop(request_id, None)
+        self._lasts.pop(request_id, None)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Return one token for every segment that samples, all tokens of a leap for those that leap."""
+        answers, lasts = self._answers, self._lasts
+        if leap_of(plan) > 1:
+            return StepResult(plan.step, tuple(map(self._leap, plan.segments)))
+        sampled = [answers[segment.request_id] for segment in plan.segments if segment.samples]
+        if lasts:
+            known = (segment.start + segment.tokens for segment in plan.segments if segment.samples)
+            sampled = [
+                answer if tokens < lasts[answer.request_id][0] else lasts[answer.request_id][1]
+                for answer, tokens in zip(sampled, known, strict=True)
+            ]
+        return StepResult(plan.step, tuple(sampled))
+
+    def _leap(self, segment: Segment) -> Sampled:
+        """Return all tokens of a leap; the row that computes position x samples when x + 1 tokens are known."""
+        name, count = segment.request_id, segment.tokens
+        tokens = [self._answers[name].token_id] * count
+        if name in self._lasts:
+            known, stop = self._lasts[name]
+            if known <= segment.start + count:
+                tokens[known - segment.start - 1 :] = [stop.token_id]
+        return Sampled(name, tokens[0], None, tuple(tokens[1:]))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Stopwatch:
+    """How long a plan takes by a cost model."""
+
+    def __init__(self, cost: CostModel, *, instant_prefill: bool) -> None:
+        self._cost = cost
+        self._instant_prefill = instant_prefill
+
+    def seconds(self, plan: StepPlan, decodes: int) -> float:
+        """Return the seconds of a step or leap whose first `decodes` segments are decodes.
+
+        With instant prefill these are the seconds of its decodes alone, 0 where there are none.
+        """
+        starts = plan.positions[plan.query_starts[:decodes]]
+        tokens = leap_of(plan)
+        if tokens > 1:
+            return self._cost.leap_seconds(starts, tokens)
+        if self._instant_prefill:
+            return self._cost.seconds(starts) if decodes else 0.0
+        chunks = [(segment.start, segment.start + segment.tokens) for segment in plan.segments[decodes:]]
+        return self._cost.seconds(starts, chunks)
+
+
+def leap_of(plan: StepPlan) -> int:
+    """Return how many tokens every decode of `plan` computes: above 1 in a leap only, and a leap has no chunks."""
+    first = plan.segments[0]
+    return first.tokens if first.is_leap else 1
+
+
+def count_decodes(plan: StepPlan) -> int:
+    """Return how many segments are decodes; they stand first."""
+    count = len(plan.segments)
+    while count and not _is_decode(plan.segments[count - 1]):
+        count -= 1
+    return count
+
+
+def _is_decode(segment: Segment) -> bool:
+    """Whether a segment computes what was sampled last. One token that ends a return from retraction looks the same."""
+    return segment.samples and segment.start >= segment.prompt_tokens and (segment.tokens == 1 or segment.is_leap)

@@ -1,0 +1,46 @@
+"""One number for all that a scheduler decided: equal runs have equal digests, on any machine and under any hash seed.
+
+Into it go, step by step: who computes which positions, the moves, the page on which each segment ends in each pool, the
+arena's counts of held, cached and free pages (every admission, eviction and release shows there), and who ended how.
+Nothing of time: a run that decides the same at other times has the same digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+from halocline.step import StepPlan
+
+
+class Digest:
+    """The hash of a decision trace."""
+
+    def __init__(self) -> None:
+        self._hash = blake2b(digest_size=16)
+        self._ids: list[str] = []
+
+    def step(self, plan: StepPlan, pages: Sequence[float]) -> None:
+        """Take in a plan and the counts of the arena under it."""
+        take = self._hash.update
+        ids = [segment.request_id for segment in plan.segments]
+        if ids != self._ids:  # who decodes changes seldom
+            self._ids = ids
+            take("\n".join(ids).encode())
+        take(np.array((plan.step, *pages), dtype=np.int64).tobytes())
+        take(plan.query_starts.tobytes())
+        take(plan.positions[plan.query_starts[:-1]].tobytes())
+        for move in plan.moves:
+            take(b"%d %d %d;" % (move.pool, move.source, move.target))
+        for table in plan.tables:
+            take(table.pages[table.page_starts[1:] - 1].tobytes())
+
+    def end(self, request_id: str, how: str) -> None:
+        """Take in that a request ended."""
+        self._hash.update(f"{request_id} {how};".encode())
+
+    def hex(self) -> str:
+        """Return the digest of all that was taken in so far."""
+        return self._hash.hexdigest()

@@ -1,0 +1,231 @@
+"""What a run writes down of itself while it goes: sums, and a few numbers per finished request. Memory stays flat.
+
+The driver tells of every interval of simulated time (a step, a leap, or idleness) with one row of counts:
+
+    running | waiting | free slabs | held pages per pool | cached pages per pool | waiting by reason
+
+Rows are weighted with the interval's seconds and summed three times: over the run, over its middle (see
+`halocline.sim.outcome`) and over the time in which somebody waited for memory. All of them are counts, so that bytes
+and shares are found at the end, once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halocline.memory.layout import ArenaLayout
+from halocline.sim.outcome import REASONS, ArenaUse, Concurrency, Goodput, Latency, Loop, RequestCounts, Series
+from halocline.sim.series import Thinned
+
+CDF_POINTS = 200
+RUNNING, WAITING, FREE, HELD = 0, 1, 2, 3
+MEMORY_REASONS = frozenset({"memory", "senior-short"})
+PRESSING_REASONS = MEMORY_REASONS | {"slots"}
+_AT = {code: at for at, code in enumerate(REASONS)}
+_ONE_HOT = {code: tuple(float(each == code) for each in REASONS) for code in REASONS}
+NOBODY = (0.0,) * len(REASONS)
+
+
+class Recorder:
+    """Sums and samples of one run."""
+
+    def __init__(self, layout: ArenaLayout, loop: Loop, ttft_limit_seconds: float, tpot_limit_seconds: float) -> None:
+        self._layout = layout
+        self.loop = loop
+        self._limits = ttft_limit_seconds, tpot_limit_seconds
+        pools = len(layout.pools)
+        self._cached = HELD + pools
+        self._reasons = HELD + 2 * pools
+        columns = self._reasons + len(REASONS)
+        self._sums = np.zeros(columns)
+        self._middle_sums = np.zeros(columns)
+        self._memory_sums = np.zeros(columns)
+        self._seconds = self._middle_seconds = self._memory_seconds = 0.0
+        self._series = Thinned(columns)
+        self._pressed_at: float | None = None
+        self._drained_at: float | None = None
+        self._end = 0.0
+        self._ttft, self._tpot, self._e2e = array("d"), array("d"), array("d")
+        self._good = 0
+        self._good_in_middle = 0
+        self.peak_running = 0
+        self.counts = dict.fromkeys(("finished", "rejected", "failed", "aborted"), 0)
+
+    # --- while the run goes
+
+    def interval(self, start: float, seconds: float, counts: Sequence[float], waiting: float, reason: str) -> None:
+        """Take in an interval: `counts` are running, waiting, free slabs, held and cached pages.
+
+        `reason` is the code of the most senior waiting request's, "" when nobody waits; `waiting` stand under it.
+        """
+        self.peak_running = max(self.peak_running, int(counts[RUNNING]))
+        if self._pressed_at is None and reason in PRESSING_REASONS:
+            self._pressed_at = start
+        self._end = start + seconds
+        if not seconds:
+            return
+        row = np.array((*counts, *NOBODY))
+        if reason:
+            row[self._reasons + _AT[reason]] = waiting
+        row *= seconds
+        self._sums += row
+        self._seconds += seconds
+        if self._in_middle:
+            self._middle_sums += row
+            self._middle_seconds += seconds
+        if reason in MEMORY_REASONS:
+            self._memory_sums += row
+            self._memory_seconds += seconds
+        self._series.add(start, seconds, row)
+
+    @property
+    def _in_middle(self) -> bool:
+        return self._pressed_at is not None and self._drained_at is None
+
+    def drained(self, now: float) -> None:
+        """Be told that the workload has no more to hand over."""
+        if self._drained_at is None:
+            self._drained_at = now
+
+    def ended(self, how: str) -> None:
+        """Count a request that ended as `rejected`, `failed` or `aborted`."""
+        self.counts[how] += 1
+
+    def finished(self, arrived: float, first: float, last: float, output_tokens: int) -> None:
+        """Count a request that finished: when it arrived, and when its first and its last token came."""
+        self.counts["finished"] += 1
+        ttft = first - arrived
+        tpot = (last - first) / (output_tokens - 1) if output_tokens > 1 else 0.0
+        self._ttft.append(ttft)
+        self._e2e.append(last - arrived)
+        if output_tokens > 1:
+            self._tpot.append(tpot)
+        if ttft <= self._limits[0] and tpot <= self._limits[1]:
+            self._good += 1
+            self._good_in_middle += self._in_middle
+
+    # --- afterwards
+
+    @property
+    def seconds(self) -> float:
+        """The end of the last interval."""
+        return self._end
+
+    @property
+    def middle(self) -> tuple[float, float]:
+        """From when to when means are taken: see `halocline.sim.outcome`."""
+        if self._has_middle:
+            assert self._pressed_at is not None, "a middle began without pressure"
+            return self._pressed_at, self._end if self._drained_at is None else self._drained_at
+        return 0.0, self._end
+
+    @property
+    def _has_middle(self) -> bool:
+        return self.loop == "saturated" and self._middle_seconds > 0
+
+    def _means(self) -> NDArray[np.float64]:
+        """Return the mean row over the middle."""
+        if self._has_middle:
+            return self._middle_sums / self._middle_seconds
+        return self._sums / self._seconds if self._seconds else self._sums
+
+    def _means_while_short(self) -> NDArray[np.float64]:
+        return self._memory_sums / self._memory_seconds if self._memory_seconds else self._memory_sums
+
+    def requests(self, arrived: int) -> RequestCounts:
+        """Return how requests ended, of `arrived`."""
+        return RequestCounts(arrived, **self.counts)
+
+    def concurrency(self) -> Concurrency:
+        """Return how many ran at once."""
+        mean, short = self._means()[RUNNING], self._means_while_short()[RUNNING]
+        return Concurrency(float(mean), self.peak_running, float(short))
+
+    def goodput(self, arrived: int) -> Goodput:
+        """Return who was served well, of `arrived`."""
+        counts = self.counts
+        asked = arrived - counts["aborted"]
+        first, last = self.middle
+        good = self._good_in_middle if self._has_middle else self._good
+        within = percentile(self._ttft, 0.95) <= self._limits[0] and percentile(self._tpot, 0.95) <= self._limits[1]
+        return Goodput(
+            self._good / asked if asked else 0.0,
+            good / (last - first) if last > first else 0.0,
+            *self._limits,
+            is_met=within and not counts["rejected"] + counts["failed"],
+        )
+
+    def latencies(self) -> tuple[Latency, Latency, Latency]:
+        """Return TTFT, TPOT and end-to-end times of those that finished."""
+        return latency(self._ttft), latency(self._tpot), latency(self._e2e)
+
+    def arena(self) -> ArenaUse:
+        """Return where the bytes were."""
+        means, layout = self._means(), self._layout
+        held, cached = self._bytes(means, HELD), self._bytes(means, self._cached)
+        live = means[HELD : self._cached] + means[self._cached : self._reasons]
+        padding = float(live @ np.array([pool.padding_bytes for pool in layout.pools]))
+        free = float(means[FREE]) * layout.slab_bytes
+        total = layout.arena_bytes
+        holes = total - free - sum(held) - sum(cached) if self._seconds else 0.0
+        short = sum(self._bytes(self._means_while_short(), HELD))
+        return ArenaUse(total, sum(held) / total, sum(cached) / total, holes / total, padding / total, short / total)
+
+    def _bytes(self, row: NDArray[np.float64], at: int) -> list[float]:
+        return [float(pages) * pool.stride_bytes for pages, pool in zip(row[at:], self._layout.pools, strict=False)]
+
+    def waiting_seconds(self) -> dict[str, float]:
+        """Return request-seconds of waiting by reason code; codes that never stood are left out."""
+        return {
+            code: float(self._sums[self._reasons + at]) for code, at in _AT.items() if self._sums[self._reasons + at]
+        }
+
+    def series(self) -> Series:
+        """Return the run over time."""
+        means, layout = self._series.means(), self._layout
+
+        def pages(first: int) -> dict[str, tuple[float, ...]]:
+            return {
+                pool.name: tuple((means[:, first + at] * pool.stride_bytes).tolist())
+                for at, pool in enumerate(layout.pools)
+            }
+
+        strides = np.array([pool.stride_bytes for pool in layout.pools], dtype=np.float64)
+        free = means[:, FREE] * layout.slab_bytes
+        live = (means[:, HELD : self._cached] + means[:, self._cached : self._reasons]) @ strides
+        return Series(
+            tuple(self._series.starts.tolist()),
+            tuple(self._series.seconds.tolist()),
+            tuple(means[:, RUNNING].tolist()),
+            tuple(means[:, WAITING].tolist()),
+            pages(HELD),
+            pages(self._cached),
+            tuple(free.tolist()),
+            tuple((layout.arena_bytes - free - live).tolist()),
+            {code: tuple(means[:, self._reasons + at].tolist()) for code, at in _AT.items() if self._stood(code)},
+        )
+
+    def _stood(self, code: str) -> bool:
+        return bool(self._sums[self._reasons + _AT[code]])
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the smallest of `values` that at least `share` of them do not exceed; 0 when there are none."""
+    return float(np.sort(values)[ceil(share * len(values)) - 1]) if len(values) else 0.0
+
+
+def latency(values: Sequence[float]) -> Latency:
+    """Return the distribution of `values`, in seconds."""
+    if not len(values):
+        return Latency(0.0, 0.0, 0.0, 0.0, 0.0, ())
+    ordered = np.sort(values)
+    count = len(ordered)
+    ranks = np.unique(np.ceil(np.linspace(0, count, min(count, CDF_POINTS) + 1)[1:]).astype(int))
+    cdf = tuple((float(ordered[rank - 1]), float(rank / count)) for rank in ranks)
+    p50, p90, p95, p99 = (float(ordered[ceil(share * count) - 1]) for share in (0.5, 0.9, 0.95, 0.99))
+    return Latency(p50, p90, p95, p99, float(ordered.mean()), cdf)

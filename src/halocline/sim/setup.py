@@ -1,0 +1,94 @@
+"""What a replay runs on, and how it is put together: arena, rules and scheduler, by the functions that the engine uses.
+
+The layout, the caps, the check of the start and the longest request come from `solve_layout`, `static_caps` and
+`capacity_facts`, as when a server starts, so calculator, engine and replay agree on every figure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from halocline.memory.arena import Arena
+from halocline.memory.facts import CapacityFacts
+from halocline.memory.sizing import Caps, Limits, capacity_facts
+from halocline.schedule.rules import Admission, Rules
+from halocline.schedule.scheduler import Scheduler
+from halocline.sim.device import Device
+from halocline.sim.policies import PageTokens, policy_named
+from halocline.sim.shapes import Shape
+from halocline.sim.workload import CONTENT_IDS
+
+STOP_ID = CONTENT_IDS
+"""The end-of-sequence token where lengths are not known: no content has this id."""
+MOST_WAITING_REQUESTS = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is replayed on: a model's shape, an arena, a policy and a device. Everything but the workload."""
+
+    shape: Shape
+    kv_bytes: int
+    policy: str
+    """As `halocline.sim.policies.policy_named` takes it."""
+    device: Device
+    page_tokens: PageTokens = None
+    """Positions per page; what is not set is solved, as the engine does."""
+    step_tokens: int = 8192
+    admission: Admission = ("expected", 0.8)
+    known_lengths: bool = True
+    """Clients name the length that their output will have as max_tokens. False: they name none, and the output ends
+    with an end-of-sequence token that nobody foresees."""
+    prefix_cache: bool = True
+    max_running_requests: int = 2048
+    max_model_len: int | None = None
+    """None: the smaller of the model's own and the longest that fits, as the engine decides."""
+    leap_tokens: int = 1
+    """While nobody prefills, up to so many tokens of each decode are computed under one plan."""
+    instant_prefill: bool = False
+    """Chunks take no time: a step takes what its decodes take, nothing when there are none."""
+    weight_bytes: float = 2.0
+    """Bytes of one weight, as the device reads it."""
+    ttft_limit_seconds: float = 10.0
+    tpot_limit_seconds: float = 0.1
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class World:
+    """What a setup is made into."""
+
+    arena: Arena
+    caps: Caps | None
+    facts: CapacityFacts
+    scheduler: Scheduler
+
+
+def build(setup: Setup) -> World:
+    """Put arena and scheduler together; raises ConfigError with every reason why no request could be served."""
+    policy = policy_named(setup.policy)
+    layout = policy.lay_out(setup.shape.layers, setup.kv_bytes, setup.page_tokens)
+    caps = policy.split(layout)
+    lookahead = setup.leap_tokens - 1
+    limits = Limits(
+        setup.step_tokens,
+        setup.max_running_requests,
+        setup.shape.max_model_len,
+        setup.max_model_len,
+        lookahead,
+        setup.prefix_cache,
+    )
+    facts = capacity_facts(layout, caps, limits)
+    rules = Rules(
+        step_tokens=setup.step_tokens,
+        max_running_requests=setup.max_running_requests,
+        max_model_len=facts.max_model_len.tokens,
+        vocab_size=CONTENT_IDS,
+        admission=setup.admission,
+        eos_token_ids=() if setup.known_lengths else (STOP_ID,),
+        max_waiting_requests=MOST_WAITING_REQUESTS,
+        prefix_cache=setup.prefix_cache,
+        lookahead_tokens=lookahead,
+    )
+    arena = Arena(layout, caps)
+    return World(arena, caps, facts, Scheduler(arena, rules))
