@@ -5,6 +5,7 @@ The heavy parts are imported when they are used: the command line's --help must 
 
 from __future__ import annotations
 
-from halocline.sim.client import Answer, LoadError, ask, base_of, first_model, open_client
+from halocline.sim.client import Answer, LoadError, ask, first_model, open_client
+from halocline.sim.scrape import read_figures
 
-__all__ = ["Answer", "LoadError", "ask", "base_of", "first_model", "open_client"]
+__all__ = ["Answer", "LoadError", "ask", "first_model", "open_client", "read_figures"]

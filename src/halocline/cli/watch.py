@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Self
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
+
+from halocline.replay import read_figures
 
 EVERY_SECONDS = 0.2
 IDLE_LOOKS = 50
@@ -58,17 +59,6 @@ class Watch:
         self.peak_running = max(self.peak_running, running_requests(self.last))
         if needed_bytes(self.last) >= needed_bytes(self.at_peak):
             self.at_peak = self.last
-
-
-async def read_figures(url: str) -> dict[str, float]:
-    """Return all figures of a server's /metrics by `name` or `name{value,value}`."""
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        text = (await client.get("/metrics")).text
-    return {
-        sample.name + ("{" + ",".join(sample.labels.values()) + "}" if sample.labels else ""): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
 
 
 async def until_idle(url: str) -> dict[str, float]:

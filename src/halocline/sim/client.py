@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,12 +76,17 @@ async def first_model(url: str, api_key: str | None = None) -> str:
 
 
 async def ask(
-    client: httpx.AsyncClient, model: str, prompt: Sequence[int] | str, output_tokens: int, answer: Answer | None = None
+    client: httpx.AsyncClient,
+    model: str,
+    prompt: Sequence[int] | str,
+    output_tokens: int,
+    answer: Answer | None = None,
+    on_first: Callable[[], None] = lambda: None,
 ) -> Answer:
     """Send one greedy completion of exactly `output_tokens` and read it to its end.
 
-    `answer` is filled as the pieces come, so that who is cancelled still has what was seen. Raises LoadError with the
-    server's words when the request fails.
+    `answer` is filled as the pieces come, so that who is cancelled still has what was seen; `on_first` is called at the
+    first piece. Raises LoadError with the server's words when the request fails.
     """
     body = {
         "model": model,
@@ -100,14 +105,19 @@ async def ask(
                 words = (await response.aread()).decode(errors="replace")
                 raise LoadError(f"a request was answered {response.status_code}: {words}", response.status_code)
             async for event in _events(response):
-                _note(answer, event, time.perf_counter() - start)
+                if _note(answer, event, time.perf_counter() - start):
+                    on_first()
     except httpx.HTTPError as error:
         raise LoadError(f"the connection broke: {str(error) or type(error).__name__}") from error
     answer.total_seconds = time.perf_counter() - start
+    if not answer.output_tokens and answer.first_token_seconds:
+        answer.output_tokens = len(answer.gaps_seconds) + 1  # the server gives no usage
     return answer
 
 
-def _note(answer: Answer, event: dict[str, Any], seconds: float) -> None:
+def _note(answer: Answer, event: dict[str, Any], seconds: float) -> bool:
+    """Write down one event of a stream; return whether it brought the first piece of the answer."""
+    is_first = bool(event.get("choices")) and not answer.first_token_seconds
     if event.get("choices"):
         if answer.first_token_seconds:
             answer.gaps_seconds.append(seconds - answer.total_seconds)
@@ -118,6 +128,7 @@ def _note(answer: Answer, event: dict[str, Any], seconds: float) -> None:
         answer.prompt_tokens = usage["prompt_tokens"]
         answer.output_tokens = usage["completion_tokens"]
         answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return is_first
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

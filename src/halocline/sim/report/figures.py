@@ -73,6 +73,14 @@ REQUESTS = (
     _figure("requests", "failed", "requests.failed", count, "requests", "accepted, then ended by an error"),
     _figure("requests", "aborted", "requests.aborted", count, "requests", "left by their client before the end"),
     _figure(
+        "requests",
+        "short",
+        "requests.short",
+        count,
+        "requests",
+        "finished with fewer tokens than asked (a live server)",
+    ),
+    _figure(
         "concurrency",
         "mean",
         "concurrency.mean",
@@ -221,6 +229,14 @@ RUN = (
         seconds,
         "seconds",
         "what the replay itself took on this machine; the only figure that differs between equal runs",
+    ),
+    _figure(
+        "run",
+        "sent late",
+        "latest_seconds",
+        seconds,
+        "seconds",
+        "the latest a job was sent (a live server): a client that lags behind measures itself",
     ),
     _figure(
         "run",
