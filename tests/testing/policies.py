@@ -1,33 +1,33 @@
 """Ways to divide memory, right and wrong ones, over the shipped arena and scheduler: only to show what each costs.
 
-    shared         one arena, as the program has it
-    static R [S]   a cap per pool (`halocline.memory.sizing.static_caps`)
-    equal pages    every kind padded to one page size, kinds cut into groups of equally many layers
-    full           every layer keeps every position: one pool
+    shared, static R [S], equal pages, full    as `halocline.sim.policies` has them, in pages of 16 positions
     peak grants    the shared arena, but a request is granted what its largest chunk needs
     rings          the shared arena, but windows are set aside per request slot, at their full length
 
-None of the last four exists in the program. Wrong policies of the scheduler stand in `testing.wrong`.
+The last two exist nowhere in the program. Wrong policies of the scheduler stand in `testing.wrong`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from unittest.mock import patch
 
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident
 from halocline.memory.grant import Grant, Refusal
-from halocline.memory.layout import ArenaLayout, LayerKV, PoolLayout, solve_layout
-from halocline.memory.retention import Chunked, Full, Retention, Sliding, State, describe
-from halocline.memory.sizing import Caps, static_caps
-from halocline.units import ceil_div, ceil_to
+from halocline.memory.layout import ArenaLayout, PoolLayout
+from halocline.memory.retention import Chunked, Sliding
+from halocline.memory.sizing import Caps
+from halocline.sim import policies as shipped
+from halocline.sim.policies import Layers, equal_groups, padding_share
+from halocline.units import ceil_div
+
+__all__ = ["equal_groups", "padding_share"]
 
 PAGE_TOKENS = 16
-Layers = Sequence[LayerKV]
 Price = Callable[..., Demand]
 
 
@@ -47,96 +47,21 @@ class Policy:
         return self.arena(layout, self.split(layout))
 
 
-def by_slabs(layers: Layers, budget_bytes: int) -> ArenaLayout:
-    """Return the program's own layout."""
-    return solve_layout(layers, budget_bytes, PAGE_TOKENS)
+def as_shipped(name: str) -> Policy:
+    """Return a policy that the program has, with pages of 16 positions."""
+    policy = shipped.policy_named(name)
+    return Policy(name, lambda layers, budget_bytes: policy.lay_out(layers, budget_bytes, PAGE_TOKENS), policy.split)
 
 
-SHARED = Policy("shared", by_slabs)
+SHARED = as_shipped("shared")
+FULL = as_shipped("full")
+EQUAL = as_shipped("equal-pages")
+by_slabs = SHARED.lay_out
 
 
 def static(ratio: float, *state_ratio: float) -> Policy:
     """Return the static split of `static:R` or `static:R:S`."""
-    name = ":".join(["static", *(f"{number:g}" for number in (ratio, *state_ratio))])
-    return Policy(name, by_slabs, lambda layout: static_caps(layout, ratio, *state_ratio))
-
-
-# ---- every layer at full length
-
-
-def all_full(layers: Layers) -> tuple[LayerKV, ...]:
-    """Return the layers as if no position were ever given up; states stay what they are."""
-    return tuple(layer if isinstance(layer.retention, State) else replace(layer, retention=Full()) for layer in layers)
-
-
-FULL = Policy("full", lambda layers, budget_bytes: by_slabs(all_full(layers), budget_bytes))
-
-
-# ---- equal pages
-
-
-@dataclass(frozen=True)
-class Group:
-    """Layers of one retention that share a page table; `filled` of its places hold a layer, the others pad."""
-
-    retention: Retention
-    page_tokens: int
-    filled: int
-    layer_bytes: int
-    """What one layer uses of its place in a page."""
-
-
-def equal_groups(layers: Layers, page_tokens: int = PAGE_TOKENS) -> tuple[tuple[Group, ...], int, int]:
-    """Return the groups, the layers that each has room for, and the bytes of one layer's place.
-
-    The rule of an engine with equal pages: a group has as many layers as the smallest kind (as the largest one where
-    they differ by less than half), a kind with more is cut into several groups, the last one padded with empty layers.
-    Kinds whose positions are narrower get longer pages; where a state does not fit into a layer's place, all positional
-    pages become as long as it takes, in multiples of `page_tokens`.
-    """
-    kinds: dict[tuple[Retention, int], int] = {}
-    for layer in layers:
-        size = layer.state_bytes if isinstance(layer.retention, State) else layer.token_bytes
-        kinds[layer.retention, size] = kinds.get((layer.retention, size), 0) + 1
-    states = [size for (retention, size) in kinds if isinstance(retention, State)]
-    widest = max((size for (retention, size) in kinds if not isinstance(retention, State)), default=0)
-    place = widest * ceil_to(max(page_tokens, ceil_div(max(states, default=0), widest)), page_tokens)
-    fewest, most = min(kinds.values()), max(kinds.values())
-    room = most if most < 1.5 * fewest else fewest
-    groups: list[Group] = []
-    for (retention, size), count in kinds.items():
-        tokens = 1 if isinstance(retention, State) else place // size // page_tokens * page_tokens
-        groups += [Group(retention, tokens, min(room, count - at), size * tokens) for at in range(0, count, room)]
-    return tuple(groups), room, place
-
-
-def by_equal_pages(layers: Layers, budget_bytes: int) -> ArenaLayout:
-    """Return an arena in which a slab is one page of whichever group takes it."""
-    groups, room, place = equal_groups(layers)
-    page_bytes = ceil_to(room * place, 64)
-    pools = tuple(
-        PoolLayout(
-            f"{describe(group.retention)}.{number}",
-            group.retention,
-            (),
-            group.page_tokens,
-            group.filled * group.layer_bytes,
-            1,
-            page_bytes,
-        )
-        for number, group in enumerate(groups)
-    )
-    return ArenaLayout(pools, page_bytes, budget_bytes // page_bytes, budget_bytes)
-
-
-EQUAL = Policy("equal pages", by_equal_pages)
-
-
-def padding_share(layout: ArenaLayout, demand: Demand) -> float:
-    """Return the bytes of `demand` that no layer uses, over those that layers do use."""
-    used = sum(pages * pool.page_bytes for pages, pool in zip(demand, layout.pools, strict=True))
-    taken = sum(pages * pool.stride_bytes for pages, pool in zip(demand, layout.pools, strict=True))
-    return taken / used - 1
+    return as_shipped(":".join(["static", *(f"{number:g}" for number in (ratio, *state_ratio))]))
 
 
 # ---- peak grants
