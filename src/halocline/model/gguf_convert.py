@@ -13,7 +13,14 @@ from unittest import mock
 
 import gguf
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, modeling_gguf_pytorch_utils
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedConfig,
+    modeling_gguf_pytorch_utils,
+)
 
 from halocline.errors import ModelError
 from halocline.model.gguf_header import GgufHeader, read_gguf_header
@@ -37,6 +44,23 @@ def convert_gguf(path: Path, folder: Path, stages: Stages) -> None:
         raise ModelError(
             f"cannot convert the GGUF file {str(path)!r} of architecture {header.architecture!r}: {error}"
         ) from error
+
+
+def gguf_config(path: Path) -> PreTrainedConfig:
+    """Return the config of the GGUF file at `path`, with the type that its converted weights would have.
+
+    No weights are read. Raises ModelError for a damaged file, or one of an unknown architecture.
+    """
+    header = read_gguf_header(path)
+    try:
+        with transformers_is_silent():
+            config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
+    except Exception as error:  # the file's values go through three libraries, and each has its own way to fail
+        raise ModelError(
+            f"cannot read the config of the GGUF file {str(path)!r} of architecture {header.architecture!r}: {error}"
+        ) from error
+    config.dtype = _dtype(header)
+    return config
 
 
 def _convert(path: Path, folder: Path, stages: Stages, dtype: torch.dtype) -> None:
