@@ -27,6 +27,8 @@ _BYTE_UNITS = {
     "tib": 1024 * GIB,
 }
 
+_TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
+
 
 def ceil_div(count: int, unit: int) -> int:
     """Return how many whole `unit`s hold `count`; both counts in the same unit, `unit` > 0."""
@@ -57,6 +59,18 @@ def parse_bytes(text: str | int) -> int:
     if match is None or unit is None:
         raise ValueError(f"cannot read {text!r} as bytes; write for example 268435456, 256MiB or 2GiB")
     return int(float(match.group(1)) * unit) if "." in match.group(1) else int(match.group(1)) * unit
+
+
+def parse_seconds(text: str | float) -> float:
+    """Read a duration such as `"10s"`, `"100ms"`, `"2min"` or a plain number of seconds, and return seconds.
+
+    Raises ValueError with the accepted forms when `text` is none of them.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
+    unit = _TIME_UNITS.get(match.group(2).lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"cannot read {text!r} as a duration; write for example 10s, 100ms or 2min")
+    return float(match.group(1)) * unit
 
 
 def format_bytes(count: int) -> str:

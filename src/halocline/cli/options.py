@@ -1,7 +1,8 @@
 """Flags out of settings: each field of Config is one option of every command that takes settings.
 
-A flag that is not typed stays None here, so that the values of a --config file are not hidden by defaults:
-flags win over the file, the file over the defaults.
+A command with a record of its own gets one option per field of that (`with_record`). A flag that is not typed stays
+None here, so that the values of a --config file are not hidden by defaults: flags win over the file, the file over the
+defaults.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import typer
 from halocline.config import Config, build, read_file
 
 _KIND = inspect.Parameter.KEYWORD_ONLY
-_TYPES: dict[str, type] = {"int": int, "int | None": int, "float": float, "bool": bool}
+_TYPES: dict[str, Any] = {"int": int, "int | None": int, "float": float, "bool": bool, "tuple[str, ...]": list[str]}
 
 
 def with_settings(
@@ -50,6 +51,30 @@ def with_settings(
     return decorate
 
 
+def with_record(record: type, argument: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the fields of a record of settings as options; it is called with the finished one as `settings`.
+
+    `argument`: the field that is given without a flag. The record checks itself as a whole when it is made.
+    """
+    first, *others = sorted(fields(record), key=lambda each: each.name != argument)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            typed = {name: value for name, value in given.items() if value not in (None, [])}
+            values = {name: tuple(value) if isinstance(value, list) else value for name, value in typed.items()}
+            command(settings=record(**values))
+
+        place = typer.Argument(metavar=argument.upper(), help=first.metadata["help"], show_default=False)
+        parameters = [_keyword(argument, Annotated[str | None, place])]
+        parameters += [_parameter(each, each.default) for each in others]
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
+
+    return decorate
+
+
 def flag_of(name: str) -> str:
     """Return the flag of a setting: `kv_bytes` is `--kv-bytes`."""
     return "--" + name.replace("_", "-")
@@ -64,6 +89,8 @@ def default_text(value: object) -> str:
     """Return how --help and the reference print a default."""
     if value is None:
         return "none"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
