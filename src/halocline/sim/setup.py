@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from halocline.errors import ConfigError
 from halocline.memory.arena import Arena
 from halocline.memory.facts import CapacityFacts
 from halocline.memory.sizing import Caps, Limits, capacity_facts
@@ -40,7 +41,8 @@ class Setup:
     """Clients name the length that their output will have as max_tokens. False: they name none, and the output ends
     with an end-of-sequence token that nobody foresees."""
     prefix_cache: bool = True
-    max_running_requests: int = 2048
+    max_running_requests: int | None = None
+    """None: as many as may decode in one step, so that slots are not what is short."""
     max_model_len: int | None = None
     """None: the smaller of the model's own and the longest that fits, as the engine decides."""
     leap_tokens: int = 1
@@ -66,13 +68,18 @@ class World:
 
 def build(setup: Setup) -> World:
     """Put arena and scheduler together; raises ConfigError with every reason why no request could be served."""
+    if setup.leap_tokens < 1:
+        raise ConfigError([f"leap_tokens is {setup.leap_tokens}; a step computes at least one token of a decode"])
     policy = policy_named(setup.policy)
     layout = policy.lay_out(setup.shape.layers, setup.kv_bytes, setup.page_tokens)
     caps = policy.split(layout)
     lookahead = setup.leap_tokens - 1
+    slots = setup.max_running_requests
+    if slots is None:
+        slots = max(1, (setup.step_tokens - layout.granule_tokens) // setup.leap_tokens)
     limits = Limits(
         setup.step_tokens,
-        setup.max_running_requests,
+        slots,
         setup.shape.max_model_len,
         setup.max_model_len,
         lookahead,
@@ -81,7 +88,7 @@ def build(setup: Setup) -> World:
     facts = capacity_facts(layout, caps, limits)
     rules = Rules(
         step_tokens=setup.step_tokens,
-        max_running_requests=setup.max_running_requests,
+        max_running_requests=slots,
         max_model_len=facts.max_model_len.tokens,
         vocab_size=CONTENT_IDS,
         admission=setup.admission,
