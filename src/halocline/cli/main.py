@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from halocline.cli import bench, chat, demo, generate, replay, serve
+from halocline.cli import bench, chat, demo, generate, plan, replay, serve
 from halocline.cli.migrate import explain
 from halocline.errors import ConfigError, EngineDeadError, FailedError, HaloclineError, OverloadedError
 
@@ -27,6 +27,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
+app.command("plan")(plan.plan)
 app.command("replay")(replay.replay)
 
 

@@ -8,7 +8,7 @@ defaults.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields
 from typing import Annotated, Any
 
@@ -21,15 +21,22 @@ _TYPES: dict[str, Any] = {"int": int, "int | None": int, "float": float, "bool":
 
 
 def with_settings(
-    *, server: bool, model_argument: bool = False, defaults: Mapping[str, object] | None = None
+    *,
+    server: bool,
+    model_argument: bool = False,
+    defaults: Mapping[str, object] | None = None,
+    only: Collection[str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of Config and --config; it is called with the finished Config as `config`.
 
     `server`: also those that only a server has. `model_argument`: the model may be named without its flag.
-    `defaults`: where the command's differ from Config's.
+    `defaults`: where the command's differ from Config's. `only`: the settings that this command has a use for; those of
+    a file may be more.
     """
     defaults = dict(defaults or {})
     shown = [each for each in fields(Config) if server or not each.metadata["server"]]
+    if only is not None:
+        shown = [each for each in shown if each.name in only]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(config_file: str | None = None, model_argument: str | None = None, **given: Any) -> None:

@@ -98,13 +98,25 @@ class CapacityFacts:
     def lines(self) -> list[str]:
         """Return the capacity block that is printed at start, one line of text each."""
         return [
-            f"arena {format_bytes(self.arena_bytes)} = {self.slabs} slabs of {format_bytes(self.slab_bytes)}"
-            f" (budget {format_bytes(self.budget_bytes)}, remainder {format_bytes(self.remainder_bytes)})",
+            self.size_line(),
             *(f"  pool {pool.line()}" for pool in self.pools),
-            f"longest request {self.longest_request_tokens} tokens; "
-            f"max_model_len {self.max_model_len.tokens} ({self.max_model_len.reason})",
+            self.length_line(),
             *self._table(),
         ]
+
+    def size_line(self) -> str:
+        """Return the line about the arena's size."""
+        return (
+            f"arena {format_bytes(self.arena_bytes)} = {self.slabs} slabs of {format_bytes(self.slab_bytes)}"
+            f" (budget {format_bytes(self.budget_bytes)}, remainder {format_bytes(self.remainder_bytes)})"
+        )
+
+    def length_line(self) -> str:
+        """Return the line about the longest request."""
+        return (
+            f"longest request {self.longest_request_tokens} tokens; "
+            f"max_model_len {self.max_model_len.tokens} ({self.max_model_len.reason})"
+        )
 
     def _table(self) -> list[str]:
         if not self.concurrency:

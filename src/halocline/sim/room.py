@@ -16,7 +16,7 @@ from halocline.errors import ConfigError
 from halocline.memory.capacity import Mix, mix_concurrency, mix_of, uniform_request_bytes
 from halocline.memory.demand import resident, span
 from halocline.memory.layout import ArenaLayout, LayerKV, PoolLayout
-from halocline.memory.retention import Chunked, Full, Sliding, State
+from halocline.memory.retention import Full, Sliding, State
 from halocline.memory.sizing import static_caps
 from halocline.memory.splits import best_split
 from halocline.sim.policies import EQUAL_PAGES, PageTokens, policy_named
@@ -201,15 +201,11 @@ def _best(layout: ArenaLayout, mix: Mix, checkpoints: bool) -> Held:
 
 def _tail_pages(pool: PoolLayout) -> int:
     """Return the most pages before a page's border that a prompt which goes on there reads in this pool."""
-    match pool.retention:
-        case Full():
-            return 0
-        case State():
-            return 1
-        case Chunked(chunk_tokens):
-            # Most of a chunk stands before the last border that is still inside it.
-            border = ((2**20 * chunk_tokens - 1) // pool.page_tokens) * pool.page_tokens
-        case Sliding(window_tokens):
-            border = 2**20 * window_tokens * pool.page_tokens
+    retention = pool.retention
+    if isinstance(retention, Full | State):
+        return int(isinstance(retention, State))
+    reach_tokens = retention.window_tokens if isinstance(retention, Sliding) else retention.chunk_tokens
+    # The last border inside a chunk: most of the chunk stands before it. For a window any border is as good.
+    border = ((2**20 * reach_tokens - 1) // pool.page_tokens) * pool.page_tokens
     first, last = span(pool, border, border + 1)
     return last - 1 - first
