@@ -14,10 +14,11 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halocline.errors import ConfigError, FailedError
+from halocline.errors import ConfigError, FailedError, ModelError
 from halocline.sim.client import Answer, LoadError, ask, first_model, open_client
 from halocline.sim.scrape import read_figures
 from halocline.sim.settings import ReplaySettings
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from halocline.sim.live import Target
-    from halocline.sim.shapes import Shape
     from halocline.sim.simulation import Progress, Setup
     from halocline.sim.workload import Workload
 
@@ -64,12 +64,14 @@ def prepare(settings: ReplaySettings) -> Prepared:
             return make()
         except ConfigError as error:
             problems.extend(error.problems)
-            return None
+        except ModelError as error:
+            problems.append(str(error))
+        return None
 
     workload = checked(lambda: _workload(settings))
     for path in (settings.html, settings.perfetto, None if settings.json == "-" else settings.json):
         if path is not None:
-            checked(lambda path=path: _check_writable(Path(path)))
+            checked(partial(_check_writable, Path(path)))
     if settings.server is None:
         setups = checked(lambda: _setups(settings))
         if problems:
@@ -162,14 +164,9 @@ def _workload(settings: ReplaySettings) -> Workload:
     return workload if settings.requests is None else workload.first(settings.requests)
 
 
-def _shape(name: str) -> Shape:
-    from halocline.sim.shapes import shape_named
-
-    return shape_named(name)
-
-
 def _setups(settings: ReplaySettings) -> tuple[Setup, ...]:
     """Return a setup per policy; each was built once, so that whatever cannot work is known."""
+    from halocline.plan import resolve_shape
     from halocline.sim.device import device_named, read_profile
     from halocline.sim.setup import Setup, build
 
@@ -177,7 +174,7 @@ def _setups(settings: ReplaySettings) -> tuple[Setup, ...]:
     made: list[Setup] = []
     device = device_named(settings.device) if settings.profile is None else read_profile(Path(settings.profile))
     first = Setup(
-        shape=_shape(settings.model or ""),
+        shape=resolve_shape(settings.model or "", kv_dtype=settings.kv_dtype),
         kv_bytes=settings.kv_budget_bytes,
         policy=settings.policies[0],
         device=device,
@@ -260,6 +257,8 @@ def _asked(prepared: Prepared) -> dict[str, str]:
         "most running requests": f"{settings.max_running_requests:,}",
         "seed": str(settings.seed),
     }
+    if settings.kv_dtype != "auto":
+        asked["K and V"] = settings.kv_dtype
     if settings.instant_prefill:
         asked["prefill"] = "takes no time"
     if settings.leap > 1:

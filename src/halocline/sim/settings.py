@@ -18,8 +18,8 @@ from halocline.units import parse_bytes, parse_seconds
 AUDIT_STEPS = 10_000
 _SECRET = frozenset({"api_key"})
 _SIMULATED_NAMES = """
-kv_bytes policy device profile page_tokens step_tokens admission known_lengths prefix_cache max_running_requests
-max_model_len leap instant_prefill audit processes perfetto window
+kv_bytes kv_dtype policy device profile page_tokens step_tokens admission known_lengths prefix_cache
+max_running_requests max_model_len leap instant_prefill audit processes perfetto window
 """
 _SIMULATED = tuple(_SIMULATED_NAMES.split())
 """Settings of the simulation: a live server has its own."""
@@ -42,9 +42,10 @@ class ReplaySettings:
     trace: str = setting("", "a trace file (Mooncake or OpenAI-style JSON lines, Azure CSV) or a generator")
     model: str | None = setting(
         None,
-        "shape of a known model, a folder or a config.json; with --server the model's name there (default: its first)",
+        "a known shape (gemma-3-27b), a folder, a config.json; with --server its name there (default: the first)",
     )
     kv_bytes: str | None = setting(None, "bytes of the arena: 60GiB, or a number of bytes")
+    kv_dtype: str = setting("auto", "type of K and V in the arena: auto (the model's), bfloat16, float16, float32")
     policy: tuple[str, ...] = setting(
         ("shared",), "shared, static:R, static:R:S, equal-pages or full; several by commas or by repeating the flag"
     )

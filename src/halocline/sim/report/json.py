@@ -26,8 +26,20 @@ def document(
 
 
 def as_json(document: Mapping[str, Any]) -> str:
-    """Return the record as JSON, one key per line down to the figures."""
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+    """Return the record as JSON: a line for each key of a run, however long its series are."""
+    return _lines({**document, "outcomes": _Raw([_lines(outcome) for outcome in document["outcomes"]])}) + "\n"
+
+
+class _Raw(list[str]):
+    """A list whose items are JSON already."""
+
+
+def _lines(table: Mapping[str, Any]) -> str:
+    lines = []
+    for key, value in table.items():
+        text = f"[{','.join(value)}]" if isinstance(value, _Raw) else json.dumps(value, allow_nan=False)
+        lines.append(f"{json.dumps(key)}: {text}")
+    return "{" + ",\n".join(lines) + "}"
 
 
 def check_writable(path: Path) -> None:

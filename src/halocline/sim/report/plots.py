@@ -144,7 +144,7 @@ def cdfs(outcomes: Sequence[Outcome]) -> list[Plot]:
             shares = [100 * share for _, share in points]
             hover = "%{y:.1f} % within %{x:.3g} s"
             traces.append(_line(times, shares, str(outcome["policy"]), line, hover))
-        layout = _layout(PLAIN_PIXELS, _axis("seconds", type="log", dtick=1), _axis("% of requests", range=[0, 101]))
+        layout = _layout(PLAIN_PIXELS, _axis("seconds", type="log", dtick="D2"), _axis("% of requests", range=[0, 101]))
         layout["legend"] = {"x": 0.02, "y": 0.98, "yanchor": "top", "bgcolor": "rgba(0,0,0,0)"}
         limits = {value_at(each, ("goodput", limit)) for each in outcomes} - {None}
         layout["shapes"] = [_limit(float(seconds)) for seconds in sorted(limits)]
