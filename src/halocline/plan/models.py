@@ -66,6 +66,7 @@ def _default_config(kind: str) -> PreTrainedConfig:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     from halocline.model.layers import text_config
+    from halocline.model.progress import transformers_is_silent
 
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         near = difflib.get_close_matches(kind, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, n=1)
@@ -74,9 +75,13 @@ def _default_config(kind: str) -> PreTrainedConfig:
             f"transformers {transformers.__version__} has no causal language model of type {kind!r}{guess}"
         )
     try:
-        found = CONFIG_MAPPING[kind]()
+        with transformers_is_silent():
+            found = CONFIG_MAPPING[kind]()
     except Exception as error:  # some classes need more than their defaults give
-        raise ModelError(f"the configuration class of {kind!r} has no usable defaults: {error}") from error
+        words = " ".join(str(error).split())
+        raise ModelError(f"the configuration class of {kind!r} has no usable defaults: {words}") from error
+    if found.is_encoder_decoder:
+        raise ModelError(f"{kind!r} is an encoder-decoder; only decoders are served")
     text = text_config(found)
     if text.dtype is None:
         text.dtype = torch.bfloat16
@@ -85,12 +90,14 @@ def _default_config(kind: str) -> PreTrainedConfig:
 
 def _config_at(name: str, config: Config) -> PreTrainedConfig:
     """Return the config that a file, a folder or a hub model holds."""
+    path = Path(name).expanduser()
+    if not path.exists() and "/" not in name:
+        raise _unknown(name)  # before torch is loaded: a mistyped name is answered at once
     from halocline.model.gguf_convert import gguf_config
     from halocline.model.loading import load_config
     from halocline.model.sources import ModelSource
     from halocline.model.sources import resolve as find
 
-    path = Path(name).expanduser()
     if path.is_file() and path.suffix == ".json":
         # Configs are read by folder and file name, and a file may have any name here.
         with tempfile.TemporaryDirectory() as folder:
@@ -98,8 +105,6 @@ def _config_at(name: str, config: Config) -> PreTrainedConfig:
             return load_config(ModelSource(str(path), Path(folder), "folder", config.trust_remote_code))
     if path.is_file() and path.suffix == ".gguf":
         return gguf_config(path)
-    if not path.exists() and "/" not in name:
-        raise _unknown(name)
     return load_config(find(name, trust_remote_code=config.trust_remote_code, weights=False, quiet=True))
 
 
