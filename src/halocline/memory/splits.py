@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from halocline.memory.budget import Budget
-from halocline.memory.capacity import Caps, Mix, largest
+from halocline.memory.capacity import Caps, Mix, largest, mix_concurrency
 from halocline.memory.demand import Demand, floor_demand
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.retention import Chunked, Sliding, State
@@ -44,16 +44,19 @@ def best_split(layout: ArenaLayout, mix: Mix, checkpoints: bool = False) -> Spli
     Whole slabs are rounded as `static_caps` does, so a neighbouring ratio may hold one request more.
     """
     floor = floor_demand(layout, checkpoints)
-    found: dict[int, Split] = {}
 
-    def fits(requests: int) -> bool:
-        split = _smallest_split(layout, mix.of(requests).plus(floor), requests)
-        if split is not None:
-            found[requests] = split
-        return split is not None
+    def split_of(requests: int) -> Split | None:
+        return _smallest_split(layout, mix.of(requests).plus(floor), requests)
 
-    most = largest(1, layout.slabs * max(pool.pages_per_slab for pool in layout.pools), fits)
-    return found.get(most)
+    # No split holds more than the arena that has none, and the best one mostly as many.
+    most = mix_concurrency(layout, None, mix, checkpoints)
+    if most == 0:
+        return None
+    split = split_of(most)
+    if split is not None:
+        return split
+    fewer = largest(1, most - 1, lambda requests: split_of(requests) is not None)
+    return split_of(fewer) if fewer else None
 
 
 def _smallest_split(layout: ArenaLayout, demand: Demand, requests: int) -> Split | None:
