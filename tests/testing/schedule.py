@@ -77,6 +77,8 @@ class World:
     make_scheduler: Callable[[Arena, Rules], Scheduler] = Scheduler
     make_arena: Callable[..., Arena] = Arena
     check: bool = True
+    decode_tokens: int = 1
+    """How many tokens each step may leap."""
 
     def __post_init__(self) -> None:
         self.arena = self.make_arena(self.layout, self.caps)
@@ -90,6 +92,7 @@ class World:
         self.cached_tokens: dict[str, int] = {}
         self.rejected: dict[str, Rejected] = {}
         self.steps = 0
+        self.leaps = 0
         self._digest = b""
 
     # --- events
@@ -128,7 +131,8 @@ class World:
 
     def plan(self) -> StepPlan | None:
         """Plan a step, with all checks."""
-        plan = self.scheduler.plan(float(self.steps))
+        leap = (self.decode_tokens,) if self.decode_tokens > 1 else ()
+        plan = self.scheduler.plan(float(self.steps), *leap)
         self._take(self.scheduler.take_updates())
         if plan is not None:
             self._note_plan(plan)
@@ -150,6 +154,7 @@ class World:
         plan = self.plan()
         if plan is None:
             return False
+        self.leaps += any(segment.is_leap for segment in plan.segments)
         self.apply(self.backend.run(plan))
         return True
 

@@ -38,6 +38,8 @@ class OutputLengths:
         self._quantile = Fraction(str(quantile))  # as written: in binary, 0.07 of 100 is more than 7
         self._recent: dict[int, deque[int]] = {}
         self._sorted: dict[int, list[int]] = {}
+        self.recorded = 0
+        """How many were ever recorded: estimates stay as they are while this does."""
 
     @staticmethod
     def class_of(max_tokens: int) -> int:
@@ -46,6 +48,7 @@ class OutputLengths:
 
     def record(self, max_tokens: int, output_tokens: int) -> None:
         """Remember one finished request, and forget the oldest beyond the last 1,024 of its class."""
+        self.recorded += 1
         kind = self.class_of(max_tokens)
         recent = self._recent.setdefault(kind, deque())
         ordered = self._sorted.setdefault(kind, [])
@@ -135,7 +138,7 @@ class Gate:
         """Return why even one prompt token with one output token does not fit this empty arena, None when it does."""
         if self._fits_empty(1, 1):
             return None
-        return self._arithmetic(resident(self._arena.layout, 1, 1))
+        return self._arithmetic(self._price(1, 1))
 
     def candidate(self, request: Request) -> Candidate:
         """Price `request` for admission now, from the longest cached boundary on that it could live with.
@@ -147,7 +150,7 @@ class Gate:
         left = request.end - prompt_tokens
 
         def fits_alone(start: int, beside: Demand) -> bool:
-            demand = resident(self._arena.layout, prompt_tokens, left, start)
+            demand = self._price(prompt_tokens, left, start)
             return self._arena.fits_empty(demand.plus(beside).plus(self._floor))
 
         return self.priced(request, self._sharing.entrance(request, fits_alone))
@@ -158,10 +161,13 @@ class Gate:
         left = request.end - prompt_tokens
         whole = self._rules.is_guaranteed or request.params.ignore_eos or request.retractions > 0
         expected = left if whole else min(left, self.lengths.estimate(request.max_tokens))
-        return Candidate(entrance, resident(self._arena.layout, prompt_tokens, expected, entrance.start))
+        return Candidate(entrance, self._price(prompt_tokens, expected, entrance.start))
 
     def _fits_empty(self, prompt_tokens: int, max_tokens: int) -> bool:
-        return self._arena.fits_empty(resident(self._arena.layout, prompt_tokens, max_tokens).plus(self._floor))
+        return self._arena.fits_empty(self._price(prompt_tokens, max_tokens).plus(self._floor))
+
+    def _price(self, prompt_tokens: int, max_tokens: int, start: int = 0) -> Demand:
+        return resident(self._arena.layout, prompt_tokens, max_tokens, start, self._rules.lookahead_tokens)
 
     def _fault(self, event: Arrive) -> Rejected | None:
         """Find what is wrong with the fields themselves."""
@@ -185,7 +191,7 @@ class Gate:
         if total > limit:
             why = f"that is {total} tokens, and max_model_len is {limit}"
         else:
-            why = self._arithmetic(resident(self._arena.layout, prompt_tokens, asked))
+            why = self._arithmetic(self._price(prompt_tokens, asked))
         if largest < 1:
             message = (
                 f"a prompt of {prompt_tokens} tokens with {asked} to generate is too long: {why}; shorten the prompt"

@@ -8,9 +8,10 @@ until their prompts end. Whoever is refused gets a reason with numbers.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from halocline.memory.arena import Arena
+from halocline.memory.demand import Demand
 from halocline.memory.grant import Refusal
 from halocline.schedule.admission import Candidate, Gate
 from halocline.schedule.chunk import StepRoom
@@ -29,6 +30,23 @@ MOST_PASSED = 8
 """How many requests may wait so and let others pass in one step: each of them is looked up in every step."""
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """That memory was refused to `request` while others ran: `extra` pages, which did not fit beside theirs.
+
+    It asks for the same again as long as nothing else is on record here than it was then. What others lock of its
+    prefix is less as they go on, and then it asks for more; it only asks for less when the cache has got more of it.
+    """
+
+    request: Request
+    extra: Demand
+    retractions: int
+    changes: int
+    """Changes of what is cached, see `Sharing.changes`."""
+    recorded: int
+    """Outputs on which expectations are built."""
+
+
 class Filler:
     """Chunks and admissions of one step."""
 
@@ -43,6 +61,20 @@ class Filler:
         self._growth = growth
         self._has_states = any(not pool.is_positional for pool in arena.layout.pools)
         self._delay = Delay(arena, rules, roster)
+        self._known: Refused | None = None
+        """The last one, so that whoever was refused is not looked up, priced and locked in every step."""
+
+    def may_admit(self) -> bool:
+        """Whether somebody who waits might come in now: he was not asked yet, or what refused him is over.
+
+        A guess that costs little. Whoever can come in, does, whatever was guessed.
+        """
+        head = self._roster.waiting.first()
+        if head is None or self._roster.running >= self._rules.max_running_requests or self._growth.short_reason(head):
+            return False
+        known = self._known
+        is_refused = known is not None and (known.request, known.retractions) == (head, head.retractions)
+        return known is None or not is_refused or self._arena.fits(known.extra)
 
     def fill(self, room: StepRoom, reasons: dict[str, Reason], now: float) -> None:
         """Enter chunks into `room`; `reasons` gets an entry for who was considered and may not compute now."""
@@ -102,7 +134,7 @@ class Filler:
             passed += 1
 
     def _try_admit(self, request: Request, room: StepRoom) -> Reason | None:
-        barred = self._barred(request, room)
+        barred = self._barred(request, room) or self._refused_again(request)
         if barred is not None:
             return barred
         candidate = self._gate.candidate(request)
@@ -116,6 +148,7 @@ class Filler:
             # What this step's chunks borrow is back when the step is over.
             if self._arena.fits(holding.extra.minus(room.held_by_chunks)):
                 return self._step_room(room, holding)
+            self._known = Refused(request, holding.extra, *self._basis(request)) if self._roster.running else None
             return self._refused(request, holding)
         tokens, refusal = self._chunk(request, holding, candidate.start, room)
         if tokens == 0 or refusal is not None:
@@ -134,6 +167,22 @@ class Filler:
         if room.tokens_left == 0 and not request.retractions:  # whoever comes back may be short, and is asked
             return self._growth.short_reason(request) or self._step_room(room, None)
         return self._growth.short_reason(request)
+
+    def _refused_again(self, request: Request) -> Reason | None:
+        """Say why memory would be refused to `request` once more; None where that is not known without asking.
+
+        While somebody prefills, the answer might be another one: to wait for a prefix, or for the step's room.
+        """
+        known = self._known
+        if known is None or known.request is not request or not self._roster.running or len(self._roster.prefilling):
+            return None
+        if (known.retractions, known.changes, known.recorded) != self._basis(request):
+            return None
+        refusal = self._arena.shortfall(known.extra)
+        return None if refusal is None else self._refused(request, refusal)
+
+    def _basis(self, request: Request) -> tuple[int, int, int]:
+        return request.retractions, self._sharing.changes, self._gate.lengths.recorded
 
     def _waits_for_prefix(self, request: Request, candidate: Candidate) -> Reason | None:
         """Say whose work `request` waits for instead of doing it again; it never waits twice for long."""

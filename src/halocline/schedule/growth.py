@@ -71,11 +71,40 @@ class Growth:
             holding = request.holding
             if holding is None:
                 continue  # retracted for a senior a moment ago
-            wanted = self._keeper.wanted_by_decode(holding, request.computed)
-            room = Demand(holding.grant.room).minus(self._sharing.reserved(holding))
-            if all(map(le, wanted, room)) or self._extend(request, holding, reasons):
+            wanted = self._keeper.wanted_by_decode(holding, request.computed + 1)
+            if self._has_room(holding, wanted) or self._extend(request, holding, reasons):
                 served.append((request, wanted))
         return served
+
+    def reserve_leap(self, tokens: int) -> list[tuple[Request, Demand]] | None:
+        """Grant every decode the pages of its next `tokens` tokens, as above; None where some are not to be had.
+
+        Nobody is retracted and nobody fails for a leap. Grants that were raised before the refusal stay so: they will
+        be asked for in the next steps anyway.
+        """
+        served = []
+        for request in self._roster.decoding:
+            holding = request.holding
+            if holding is None or request.computed + tokens <= holding.page_until:
+                continue
+            wanted = self._keeper.wanted_by_decode(holding, request.computed + tokens)
+            if not self._has_room(holding, wanted):
+                price = self._price(request, tokens)
+                if isinstance(self._arena.extend(holding.grant, self._raised(holding, price)), Refusal):
+                    return None
+                self._roster.totals.extensions += 1
+            served.append((request, wanted))
+        return served
+
+    def _has_room(self, holding: Holding, wanted: Demand) -> bool:
+        room = Demand(holding.grant.room).minus(self._sharing.reserved(holding))
+        return all(map(le, wanted, room))
+
+    def _price(self, request: Request, tokens: int) -> Demand:
+        # So many tokens more, and what it already has: grants of outgrown requests rise page by page.
+        output = len(request.history) + tokens - request.resumed_at
+        lookahead = self._keeper.lookahead_tokens
+        return resident(self._arena.layout, request.resumed_at, output, request.computed, lookahead)
 
     def _extend(self, request: Request, holding: Holding, reasons: dict[str, Reason]) -> bool:
         blocked = self.short_reason(request)
@@ -83,9 +112,7 @@ class Growth:
             reasons[request.id] = blocked
             self._roster.retract(request)
             return False
-        # One more token, and what it already has: grants of outgrown requests rise page by page.
-        next_token = len(request.history) + 1 - request.resumed_at
-        price = resident(self._arena.layout, request.resumed_at, next_token, request.computed)
+        price = self._price(request, 1)
         answer = self._arena.extend(holding.grant, self._raised(holding, price))
         refusal = self._make_room(request, holding, price, answer) if isinstance(answer, Refusal) else None
         if refusal is not None:

@@ -47,12 +47,16 @@ class Handover:
         self._states = [number for number, pool in pools if isinstance(pool.retention, State)]
         self._no_own = (NOTHING,) * len(pools)
 
-    def advance(self, moved: Sequence[Request], holdings: Sequence[Holding]) -> None:
-        """Take requests of an applied step forward. The end of a prompt is a boundary to come back to."""
+    def advance(self, moved: Sequence[Request], holdings: Sequence[Holding]) -> bool:
+        """Take requests of an applied step forward; return whether the tree may have got anything.
+
+        The end of a prompt is a boundary to come back to.
+        """
         begins = [self._windows_begin(request.computed) for request in moved]
         steps = [self._step_of(*each) for each in zip(moved, holdings, begins, strict=True)]
         for begin, holding, inserted in zip(begins, holdings, self._tree.advance(steps), strict=True):
             self._take_over(holding, begin, inserted.swapped)
+        return any(step.own is not self._no_own for step in steps)
 
     def finish(self, request: Request, holding: Holding) -> None:
         """Hand over all whole granules of a request that leaves now, without what an outstanding step computes."""

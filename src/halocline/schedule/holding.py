@@ -61,8 +61,10 @@ class Holding:
 class Keeper:
     """The one way in which requests get, give up and lose pages."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, lookahead_tokens: int = 0) -> None:
         self._arena = arena
+        self.lookahead_tokens = lookahead_tokens
+        """Tokens beyond the next one that every price counts."""
         self._moves_seen = arena.moves_planned
         self._layout = arena.layout
         pools = list(enumerate(arena.layout.pools))
@@ -75,8 +77,8 @@ class Keeper:
             (p, pool.page_tokens, pool.retention) for p, pool in pools if not isinstance(pool.retention, Full | State)
         ]
         # A decode's price falls only when too little life is left to pass a worst alignment, and alignments repeat
-        # within one page of a sliding pool, within lcm(A, P) of a chunked one.
-        self._falls_within = max(
+        # within one page of a sliding pool, within lcm(A, P) of a chunked one; it ends where the lookahead does.
+        self._falls_within = lookahead_tokens + max(
             (
                 lcm(size, retention.chunk_tokens if isinstance(retention, Chunked) else 1)
                 for _, size, retention in self._windows
@@ -105,11 +107,11 @@ class Keeper:
             pages.append(max(0, high - have))
         return Demand(pages)
 
-    def wanted_by_decode(self, holding: Holding, position: int) -> Demand:
-        """Return the same for the one token at `position`: at most one page per pool, found without `span`."""
+    def wanted_by_decode(self, holding: Holding, end: int) -> Demand:
+        """Return the same for a decode that goes on up to `end`: it holds its window already, so without `span`."""
         return Demand(
             [
-                1 if size and position >= (first + len(handles)) * size else 0
+                max(0, -(-end // size) - first - len(handles)) if size else 0
                 for size, first, handles in zip(self._page_tokens, holding.first_page, holding.handles, strict=True)
             ]
         )
@@ -168,7 +170,7 @@ class Keeper:
         expected one: a grant that fell towards an expected end would have to be won back when the request outlives it.
         """
         grant = holding.grant
-        price = resident(self._layout, resumed_at, end - resumed_at, computed)
+        price = resident(self._layout, resumed_at, end - resumed_at, computed, self.lookahead_tokens)
         if covered is not None:
             price = price.minus(covered)
         if not price.covers(grant.demand):

@@ -17,24 +17,37 @@ from halocline.schedule.holding import Holding
 from halocline.schedule.request import Request
 from halocline.step import Move, PoolTables, Segment, StepPlan
 
+UNKNOWN = -1
+"""Stands where a leap computes a token that is yet to be sampled."""
+
 
 def pack(
-    layout: ArenaLayout, step: int, moves: tuple[Move, ...], decodes: Sequence[Request], chunks: Sequence[Chunk]
+    layout: ArenaLayout,
+    step: int,
+    moves: tuple[Move, ...],
+    decodes: Sequence[Request],
+    chunks: Sequence[Chunk],
+    decode_tokens: int = 1,
 ) -> StepPlan:
-    """Return the plan of a step that computes one token of each of `decodes`, then `chunks`."""
-    count = len(decodes)
+    """Return the plan of a step that computes `decode_tokens` of each of `decodes`, then `chunks`."""
+    count, leap = len(decodes), decode_tokens
     segments = [
-        Segment(r.id, r.computed, 1, True, r.params, r.seed, r.history, r.prompt_tokens, len(r.history) < r.stops_from)
+        Segment(
+            r.id, r.computed, leap, True, r.params, r.seed, r.history, r.prompt_tokens, len(r.history) < r.stops_from
+        )
         for r in decodes
     ]
     segments += map(_chunk_segment, chunks)
-    total = count + sum(chunk.tokens for chunk in chunks)
+    row = count * leap
+    total = row + sum(chunk.tokens for chunk in chunks)
     token_ids = np.empty(total, dtype=np.int64)
     positions = np.empty(total, dtype=np.int64)
-    query_starts = np.arange(len(segments) + 1, dtype=np.int32)
-    token_ids[:count] = [request.history[-1] for request in decodes]
-    positions[:count] = [request.computed for request in decodes]
-    row = count
+    query_starts = np.arange(0, (len(segments) + 1) * leap, leap, dtype=np.int32)
+    token_ids[:row:leap] = [request.history[-1] for request in decodes]
+    positions[:row:leap] = [request.computed for request in decodes]
+    for ahead in range(1, leap):
+        token_ids[ahead:row:leap] = UNKNOWN
+        positions[ahead:row:leap] = positions[:row:leap] + ahead
     for index, chunk in enumerate(chunks, start=count + 1):
         token_ids[row : row + chunk.tokens] = chunk.request.history[chunk.start : chunk.end]
         positions[row : row + chunk.tokens] = np.arange(chunk.start, chunk.end)

@@ -55,6 +55,9 @@ class Prefixes:
         self._lookups: dict[str, int] = {}
         self._counts = dict.fromkeys(("looked_up", "hit", "shortened", "resumed", "waited"), 0)
         self._evicted = [0] * len(pools)
+        self.changes = 0
+        """Locks, insertions and evictions: the first two let others pay less, the last one may cut a match to a
+        boundary that costs less. Locks that end only let them pay more."""
 
     # ---- coming in
 
@@ -95,6 +98,7 @@ class Prefixes:
         lock = self.tree.lock(entrance.found, entrance.start, request.id, demand, hand_over=entrance.hands_over)
         if isinstance(lock, Refusal):
             return lock
+        self.changes += 1
         holding = Holding(lock.grant, len(self._arena.pools), lock)
         path = lock.node.path()
         for pool, _ in self._full:
@@ -190,7 +194,7 @@ class Prefixes:
         holdings = [holding_of(request) for request in moved]
         for holding in holdings if self._states else ():
             self.tree.drop_states(lock_of(holding))
-        self._handover.advance(moved, holdings)
+        self.changes += self._handover.advance(moved, holdings)
         for request, holding in zip(moved, holdings, strict=True):
             if any(lock_of(holding).owed):
                 self.tree.locks.pay(lock_of(holding))
@@ -201,6 +205,7 @@ class Prefixes:
     def leave(self, request: Request, holding: Holding, *, keep: bool) -> None:
         """Give the tree what `request` has computed, if it is to be kept; then end its lock and its grant."""
         lock = lock_of(holding)
+        self.changes += 1
         if keep and request.computed > lock.resumed_tokens:
             self._handover.finish(request, holding)
         elif not request.is_running:
@@ -243,6 +248,7 @@ class Prefixes:
     def forget(self, evicted: Sequence[Handles]) -> None:
         """Take pages that a commit evicted out of the tree, before anything else is asked of it."""
         if any(map(len, evicted)):
+            self.changes += 1
             for pool, (died, beyond) in enumerate(zip(evicted, self.tree.forget(evicted), strict=True)):
                 self._evicted[pool] += len(died) + len(beyond)
 

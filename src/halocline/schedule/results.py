@@ -28,8 +28,12 @@ class Results:
         """Whose windows slide, or whose chunk is done."""
         self._ended: list[tuple[Request, State]] = []
 
-    def take(self, decodes: Sequence[Request], chunks: Sequence[Chunk], result: StepResult) -> None:
-        """Apply `result` to the requests of its plan; those that ended meanwhile are passed over.
+    def take(
+        self, decodes: Sequence[Request], chunks: Sequence[Chunk], result: StepResult, decode_tokens: int = 1
+    ) -> None:
+        """Apply `result` to the requests of its plan, whose decodes computed `decode_tokens` each.
+
+        Those that ended meanwhile are passed over.
 
         Memory comes last, of all requests at once: who goes on gives up what it no longer reads before anybody leaves,
         so that pages which both read find their room with whoever goes on.
@@ -39,7 +43,10 @@ class Results:
         totals, outbox = self._roster.totals, self._roster.outbox
         before = len(outbox) - totals.failed
         try:
-            self._take_decodes(decodes, sampled, failures)
+            if decode_tokens == 1:
+                self._take_decodes(decodes, sampled, failures)
+            for request in decodes if decode_tokens > 1 else ():
+                self._take_leap(request, decode_tokens, sampled, failures)
             for chunk in chunks:
                 self._take_chunk(chunk, sampled, failures)
         finally:  # also when a result breaks half way: whoever was told that it ended must end
@@ -63,6 +70,27 @@ class Results:
                 tell(NewToken(request.id, token, got.logprobs))
             if request.computed >= holding.slide_at:
                 self._moved.append(request)
+
+    def _take_leap(self, request: Request, tokens: int, sampled: Tokens, failures: Failures) -> None:
+        """Append the tokens of one leap up to its stop token; it never reaches further than the length allows."""
+        got, holding = sampled.get(request.id), request.holding
+        if got is None or holding is None or request.state is not State.DECODING:
+            self._no_token(request, failures)
+            return
+        history, tell = request.history, self._roster.outbox.append
+        taken = (got.token_id, *got.further_ids)
+        stops = request.stops if len(history) >= request.stops_from else ()  # the same for the whole leap
+        stopped = next((at for at, token in enumerate(taken, 1) if token in stops), tokens)
+        if len(taken) > tokens or len(taken) < stopped:
+            self._no_token(request, {request.id: f"the backend returned {len(taken)} tokens of a leap of {tokens}"})
+            return
+        for token in taken[: stopped - 1]:
+            history.append(token)
+            tell(NewToken(request.id, token))
+        request.computed += stopped
+        self._receive(request, Sampled(request.id, taken[stopped - 1]))
+        if request.computed >= holding.slide_at:
+            self._moved.append(request)
 
     def _take_chunk(self, chunk: Chunk, sampled: Tokens, failures: Failures) -> None:
         request, holding = chunk.request, chunk.request.holding

@@ -13,25 +13,23 @@ before `apply`. It is the only writer of requests.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from halocline.errors import ConfigError, InvariantError, OverdrawnError
+from halocline.errors import ConfigError, InvariantError
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
-from halocline.memory.demand import Demand, floor_demand
+from halocline.memory.demand import floor_demand
 from halocline.memory.grant import Refusal
 from halocline.schedule.admission import Gate
 from halocline.schedule.audit import audit
 from halocline.schedule.chunk import FLOOR_OWNER, StepRoom
+from halocline.schedule.commit import Committer, Outstanding
 from halocline.schedule.events import Abort, Accepted, Arrive, Event, NewToken, Reason, Rejected, Update
 from halocline.schedule.figures import SchedulerFigures, Totals
 from halocline.schedule.fill import Filler
 from halocline.schedule.growth import Growth
 from halocline.schedule.holding import Keeper
-from halocline.schedule.orders import orders_of
-from halocline.schedule.packing import pack
+from halocline.schedule.leap import leap_tokens
 from halocline.schedule.prefixes import Prefixes
 from halocline.schedule.request import Request, State
 from halocline.schedule.results import Results
@@ -41,22 +39,6 @@ from halocline.schedule.sharing import Alone, Sharing
 from halocline.step import StepPlan, StepResult
 
 __all__ = ["Rules", "Scheduler"]
-
-KEPT_VIOLATIONS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class _Outstanding:
-    """A planned step whose result is awaited."""
-
-    plan: StepPlan
-    decodes: tuple[Request, ...]
-    room: StepRoom
-
-    @property
-    def requests(self) -> tuple[Request, ...]:
-        """Everyone who is computed in this step, in the plan's order."""
-        return (*self.decodes, *(chunk.request for chunk in self.room.chunks))
 
 
 class Scheduler:
@@ -73,7 +55,7 @@ class Scheduler:
         if isinstance(floor, Refusal):
             raise ConfigError([f"the arena cannot hold even the floor of one granule: {floor.message}"])
         self._floor = floor
-        self._keeper = Keeper(arena)
+        self._keeper = Keeper(arena, rules.lookahead_tokens)
         self._sharing: Sharing = Prefixes(arena, self._keeper) if rules.prefix_cache else Alone(arena, self._keeper)
         self._gate = Gate(arena, rules, floor.demand, self._sharing)
         refusal = self._gate.shortest_refusal()
@@ -83,11 +65,10 @@ class Scheduler:
         self._growth = Growth(arena, self._keeper, self._roster, self._sharing)
         self._results = Results(self._sharing, self._roster, self._gate.lengths)
         self._eos = frozenset(rules.eos_token_ids)
+        self._committer = Committer(arena, self._keeper, self._sharing, self._roster)
         self._filler = Filler(arena, rules, self._gate, self._sharing, self._roster, self._growth)
-        self._violations: deque[Violation] = deque(maxlen=KEPT_VIOLATIONS)
         self._reasons: dict[str, Reason] = {}
-        self._outstanding: _Outstanding | None = None
-        self._planned_steps = 0
+        self._outstanding: Outstanding | None = None
 
     # --- events
 
@@ -141,95 +122,43 @@ class Scheduler:
         """Whether any request is unfinished."""
         return bool(self._roster.live)
 
-    def plan(self, now: float) -> StepPlan | None:
+    def plan(self, now: float, decode_tokens: int = 1) -> StepPlan | None:
         """Plan the next step; None when there is nothing to compute now.
 
-        `now` is the engine's clock in seconds; only the prefill delay, if there is one, depends on it. Raises
-        InvariantError while the last plan still awaits its result.
+        `now` is the engine's clock in seconds; only the prefill delay, if there is one, depends on it. With a backend
+        that can loop by itself, `decode_tokens` (at most 1 + `Rules.lookahead_tokens`) lets every decode compute up to
+        so many tokens where nobody else is kept waiting by it: see `halocline.schedule.leap`. Raises InvariantError
+        while the last plan still awaits its result, or when more tokens are asked for than prices count.
         """
         if self._outstanding is not None:
             raise InvariantError([f"step {self._outstanding.plan.step} was planned and not applied yet"])
+        if not 1 <= decode_tokens <= 1 + self._rules.lookahead_tokens:
+            allowed = f"with lookahead_tokens {self._rules.lookahead_tokens} it may be 1 to that many more"
+            raise InvariantError([f"{decode_tokens} tokens per decode are asked for; {allowed}"])
         while True:
             before = self._roster.totals.retractions
-            plan = self._plan(now)
+            plan = self._plan(now, decode_tokens)
             # When the only one left to compute gave way for a short senior, that one can go on now, or fail.
             if plan is not None or self._roster.totals.retractions == before:
                 return plan
 
-    def _plan(self, now: float) -> StepPlan | None:
+    def _plan(self, now: float, most_tokens: int) -> StepPlan | None:
+        tokens = leap_tokens(most_tokens, self._roster, self._filler, self._rules)
         self._reasons.clear()
-        roster = self._roster
-        served = self._growth.reserve_decodes(self._reasons)
-        decodes = roster.decoding.snapshot()
+        leap = self._growth.reserve_leap(tokens) if tokens > 1 else None
+        tokens, served = (1, self._growth.reserve_decodes(self._reasons)) if leap is None else (tokens, leap)
+        decodes = self._roster.decoding.snapshot()
         if self._reasons:  # the most senior one may have to wait for pages of other owners
             decodes = [request for request in decodes if request.id not in self._reasons]
-        room = StepRoom(self._arena, self._floor, self._rules.step_tokens - len(decodes))
+        room = StepRoom(self._arena, self._floor, self._rules.step_tokens - len(decodes) * tokens)
         try:
             self._filler.fill(room, self._reasons, now)
-            return self._commit(decodes, served, room) if decodes or room.chunks else None
-        except Exception as defect:
-            self._abandon([request for request, _ in served], room, defect)
-            raise
-
-    def _commit(
-        self, decodes: list[Request], served: Sequence[tuple[Request, Demand]], room: StepRoom
-    ) -> StepPlan | None:
-        """Turn everything granted for this step into pages, and write the plan.
-
-        It cannot fail. If it does all the same, that is a defect: it is reported as a violation and fails the request
-        whose order it was (those with orders, where it was nobody's), and everyone else goes on.
-        """
-        orders, takers = orders_of(served, room, self._keeper)
-        try:
-            commit = self._arena.commit(orders)
-        except InvariantError as defect:
-            if not takers:
-                raise  # nobody's order, and so nobody to go on without
-            concerned = [takers[defect.order]] if isinstance(defect, OverdrawnError) else takers
-            self._survive(defect, concerned, room)
-            decodes = [request for request in decodes if not request.is_ended]
             if decodes or room.chunks:
-                return self._commit(decodes, served, room)
-            room.close()
-            return None
-        self._sharing.forget(commit.evicted)
-        self._keeper.fill([request.holding for request in takers if request.holding is not None], commit.handles)
-        if not self._keeper.is_current:  # this commit moved pages, or one of another owner did
-            self._keeper.look_up(self._roster.holdings())
-        for chunk in room.chunks:
-            if chunk.saves and chunk.request.holding is not None:
-                self._keeper.set_aside(chunk.request.holding)
-        plan = pack(self._arena.layout, self._planned_steps, commit.moves, decodes, room.chunks)
-        copies, saves = self._sharing.copies(room.chunks)
-        if copies or saves:
-            plan = replace(plan, copies=copies, saves=saves)
-        self._planned_steps += 1
-        self._outstanding = _Outstanding(plan, tuple(decodes), room)
-        return plan
-
-    def _survive(self, defect: InvariantError, concerned: Sequence[Request], room: StepRoom) -> None:
-        self._violations += [Violation("L3", text) for text in defect.violations]
-        for request in concerned:
-            room.drop(request)
-            if not request.is_ended:
-                self._roster.fail(request, f"internal error, its memory could not be committed: {defect}")
-
-    def _abandon(self, takers: Sequence[Request], room: StepRoom, defect: Exception) -> None:
-        """Leave nothing behind of a plan that broke half way, which is a defect: no step will give its room back.
-
-        Moves that it ordered will never be done, so those who are not concerned compute their pages again.
-        """
-        for request in (*takers, *(chunk.request for chunk in room.chunks)):
-            if not request.is_ended:
-                self._roster.fail(request, f"internal error while its step was planned: {defect}")
-        room.close()
-        self._trust_nothing()
-
-    def _trust_nothing(self) -> None:
-        """Let everyone compute again: what pages hold is not known, those of the prefix cache included."""
-        for request in (*self._roster.prefilling.snapshot(), *self._roster.decoding.snapshot()):
-            self._roster.retract(request, keep=False)
-        self._sharing.distrust()
+                self._outstanding = self._committer.commit(decodes, tokens, served, room)
+        except Exception as defect:
+            self._committer.abandon([request for request, _ in served], room, defect)
+            raise
+        return None if self._outstanding is None else self._outstanding.plan
 
     # --- results
 
@@ -239,7 +168,7 @@ class Scheduler:
         if step is None or step.plan.step != result.step:
             expected = "none" if step is None else str(step.plan.step)
             raise InvariantError([f"a result of step {result.step} came, the outstanding one is {expected}"])
-        self._results.take(step.decodes, step.room.chunks, result)
+        self._results.take(step.decodes, step.room.chunks, result, step.decode_tokens)
         self._outstanding = None  # not before: when a result breaks, `fail_step` still finds its step
         self._close_step(step)
         return self.take_updates()
@@ -258,11 +187,11 @@ class Scheduler:
             if not request.is_ended:
                 self._roster.fail(request, message)
         if step.plan.moves:
-            self._trust_nothing()
+            self._committer.trust_nothing()
         self._close_step(step)
         return self.take_updates()
 
-    def _close_step(self, step: _Outstanding) -> None:
+    def _close_step(self, step: Outstanding) -> None:
         step.room.close()
         totals = self._roster.totals
         totals.steps += 1
@@ -327,4 +256,4 @@ class Scheduler:
         busy = None if step is None else frozenset(request.id for request in step.requests)
         known = self._keeper.is_current
         found = audit(self._arena, self._roster, self._rules, self._floor, busy, places_known=known)
-        return [*self._violations, *found, *self._sharing.audit()]
+        return [*self._committer.violations, *found, *self._sharing.audit()]

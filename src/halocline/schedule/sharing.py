@@ -56,6 +56,9 @@ class Stop:
 class Sharing(Protocol):
     """What the parts of the scheduler ask when requests come, move on and leave."""
 
+    changes: int
+    """Grows with everything after which a request that comes in might ask for fewer pages than before."""
+
     def entrance(self, request: Request, fits_alone: FitsAlone) -> Entrance:
         """Return the longest boundary at which `request` can begin to compute and whose whole life fits alone."""
         ...
@@ -121,6 +124,7 @@ class Alone:
     """Every request has its own pages, and only those."""
 
     def __init__(self, arena: Arena, keeper: Keeper) -> None:
+        self.changes = 0
         self._keeper = keeper
         self._nothing = zero(len(arena.layout.pools))
 

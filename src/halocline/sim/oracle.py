@@ -181,7 +181,10 @@ class FakeBackend:
                 failures.append(Failure(segment.request_id, "the fake backend was told to fail it"))
             elif segment.samples:
                 forbidden = forbidden_tokens(segment.params, self.eos, segment.forbids_stop)
-                sampled.append(Sampled(segment.request_id, choose(view.answer(), self.vocab_size, forbidden)))
+                tokens = [choose(view.answer(), self.vocab_size, forbidden)]
+                while view.goes_on(tokens[-1]):
+                    tokens.append(choose(view.answer(), self.vocab_size, forbidden))
+                sampled.append(Sampled(segment.request_id, tokens[0], None, tuple(tokens[1:])))
         return StepResult(plan.step, tuple(sampled), tuple(failures))
 
     def close(self) -> None:
@@ -214,9 +217,14 @@ class _View:
         self.segment: Segment = plan.segments[index]
         rows = slice(plan.query_starts[index], plan.query_starts[index + 1])
         self.tokens = plan.token_ids[rows]
-        self.positions = plan.positions[rows]
+        self.positions = self.owned = plan.positions[rows]
         self.start, self.end = self.segment.start, self.segment.start + self.segment.tokens
         assert self.positions.tolist() == list(range(self.start, self.end)), f"{self.segment}: rows {self.positions}"
+        if self.segment.is_leap:  # only the first row is known; the others follow one by one
+            assert set(self.tokens[1:].tolist()) <= {-1}, (
+                f"{self.segment}: tokens that nobody has sampled: {self.tokens}"
+            )
+            self.tokens, self.positions = self.tokens[:1], self.positions[:1]
         self.pages = [t.pages[t.page_starts[index] : t.page_starts[index + 1]].astype(np.int64) for t in plan.tables]
         self.first_page = [int(table.first_page[index]) for table in plan.tables]
         self.write_from = [int(table.write_from[index]) for table in plan.tables]
@@ -227,9 +235,19 @@ class _View:
             if isinstance(pool.pool.retention, State):
                 self.backend.claim(number, self.pages[number])
             else:
-                written = self.positions[self.positions >= self.write_from[number]]
+                written = self.owned[self.owned >= self.write_from[number]]
                 if len(written):
                     self.backend.claim(number, np.unique(self._place(number, written)[0]))
+
+    def goes_on(self, token: int) -> bool:
+        """Compute the next position of a leap with `token`, which was sampled for it; False when there is none."""
+        after = int(self.positions[-1]) + 1
+        if after == self.end:
+            return False
+        self.tokens, self.positions = np.array([token]), np.array([after])
+        self.write_raw()
+        self.write_deep()
+        return True
 
     def write_raw(self) -> None:
         """Write the token of every new position."""
@@ -277,7 +295,7 @@ class _View:
     def _fold(self, number: int, words: Words, fresh: Words) -> Words:
         """Fold `fresh` into the state's page; return the state after each position."""
         page = int(self.pages[number][0])
-        before = 0 if self.start == 0 else int(words[page, 0])
+        before = 0 if self.positions[0] == 0 else int(words[page, 0])
         folds = list(accumulate(fresh.tolist(), lambda state, value: (state * FOLD + value) % WORD, initial=before))
         words[page, 0] = folds[-1]
         return np.array(folds[1:], dtype=np.uint64)

@@ -47,7 +47,7 @@ def test_a_page_is_wanted_exactly_from_page_until_on(shape: str) -> None:
         wanted = keeper.wanted(holding, position, position + 1)
         if position > 0:
             assert (not wanted.is_zero) == (position >= holding.page_until), f"at {position}: {wanted}"
-            assert keeper.wanted_by_decode(holding, position) == wanted
+            assert keeper.wanted_by_decode(holding, position + 1) == wanted
         take(arena, keeper, holding, position, position + 1)
         keeper.slide(holding, position + 1)
     assert holding.grant.demand.covers(holding.pages)
