@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -62,8 +63,8 @@ def progress(names: Sequence[str], jobs: int) -> Iterator[Callable[[int, Any], N
 
 
 def lines(names: Sequence[str]) -> Callable[[int, Any], None]:
-    """Return what writes a line about a run when it is done, and every LINE_SECONDS until then."""
-    written = [time.monotonic()] * len(names)
+    """Return what writes a line about a run when it begins, when it is done, and every LINE_SECONDS between."""
+    written = [-inf] * len(names)
 
     def on_progress(number: int, now: Any) -> None:
         if now.ended < now.jobs and time.monotonic() - written[number] < LINE_SECONDS:

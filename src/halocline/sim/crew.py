@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from halocline.errors import ConfigError, FailedError, HaloclineError
+from halocline.errors import ConfigError, FailedError, HaloclineError, InvariantError
 from halocline.sim.simulation import Progress, Setup, simulate
 from halocline.sim.workload import Workload
 
@@ -53,16 +53,20 @@ def simulate_all(
 
 
 def _run(setup: Setup, workload: Workload, how: How, on_progress: Callable[[Progress], None]) -> dict[str, Any]:
-    return simulate(
-        setup,
-        workload,
-        saturated=how.saturated,
-        time_scale=how.time_scale,
-        on_progress=on_progress,
-        window=how.window,
-        most_jobs=how.most_jobs,
-        audit_every=how.audit_every,
-    ).to_dict()
+    try:
+        outcome = simulate(
+            setup,
+            workload,
+            saturated=how.saturated,
+            time_scale=how.time_scale,
+            on_progress=on_progress,
+            window=how.window,
+            most_jobs=how.most_jobs,
+            audit_every=how.audit_every,
+        )
+    except InvariantError as error:
+        raise FailedError(f"the replay of {setup.policy} failed: {error}") from error
+    return outcome.to_dict()
 
 
 def _in_processes(
@@ -100,7 +104,7 @@ def _receive(pipe: Connection, setup: Setup) -> tuple[str, Any]:
         case "config":
             raise ConfigError(value)
         case "halocline":
-            raise FailedError(f"the replay of {setup.policy} failed: {value}")
+            raise FailedError(value)
         case "defect":
             raise RuntimeError(f"the replay of {setup.policy} broke:\n{value}")
     return kind, value
