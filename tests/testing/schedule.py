@@ -78,7 +78,7 @@ class World:
     make_arena: Callable[..., Arena] = Arena
     check: bool = True
     decode_tokens: int = 1
-    """How many tokens each step may leap."""
+    """How many tokens each step may leap; 0: decodes stand still."""
 
     def __post_init__(self) -> None:
         self.arena = self.make_arena(self.layout, self.caps)
@@ -131,7 +131,7 @@ class World:
 
     def plan(self) -> StepPlan | None:
         """Plan a step, with all checks."""
-        leap = (self.decode_tokens,) if self.decode_tokens > 1 else ()
+        leap = (self.decode_tokens,) if self.decode_tokens != 1 else ()
         plan = self.scheduler.plan(float(self.steps), *leap)
         self._take(self.scheduler.take_updates())
         if plan is not None:

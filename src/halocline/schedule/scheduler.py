@@ -127,12 +127,13 @@ class Scheduler:
 
         `now` is the engine's clock in seconds; only the prefill delay, if there is one, depends on it. With a backend
         that can loop by itself, `decode_tokens` (at most 1 + `Rules.lookahead_tokens`) lets every decode compute up to
-        so many tokens where nobody else is kept waiting by it: see `halocline.schedule.leap`. Raises InvariantError
+        so many tokens where nobody else is kept waiting by it: see `halocline.schedule.leap`. With 0 decodes stand
+        still, after they were granted their next pages all the same, and only chunks are planned. Raises InvariantError
         while the last plan still awaits its result, or when more tokens are asked for than prices count.
         """
         if self._outstanding is not None:
             raise InvariantError([f"step {self._outstanding.plan.step} was planned and not applied yet"])
-        if not 1 <= decode_tokens <= 1 + self._rules.lookahead_tokens:
+        if not 0 <= decode_tokens <= 1 + self._rules.lookahead_tokens:
             allowed = f"with lookahead_tokens {self._rules.lookahead_tokens} it may be 1 to that many more"
             raise InvariantError([f"{decode_tokens} tokens per decode are asked for; {allowed}"])
         while True:
@@ -143,11 +144,13 @@ class Scheduler:
                 return plan
 
     def _plan(self, now: float, most_tokens: int) -> StepPlan | None:
-        tokens = leap_tokens(most_tokens, self._roster, self._filler, self._rules)
+        tokens = leap_tokens(max(1, most_tokens), self._roster, self._filler, self._rules)
         self._reasons.clear()
         leap = self._growth.reserve_leap(tokens) if tokens > 1 else None
         tokens, served = (1, self._growth.reserve_decodes(self._reasons)) if leap is None else (tokens, leap)
         decodes = self._roster.decoding.snapshot()
+        if not most_tokens:  # they keep what they were granted, and take no page of it yet
+            decodes, served = [], []
         if self._reasons:  # the most senior one may have to wait for pages of other owners
             decodes = [request for request in decodes if request.id not in self._reasons]
         room = StepRoom(self._arena, self._floor, self._rules.step_tokens - len(decodes) * tokens)

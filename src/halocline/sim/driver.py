@@ -95,7 +95,9 @@ class Driver:
         for job in self._lobby.let_in(self.now):
             self._leave(job)
         self._hand_over()
-        plan = self._scheduler.plan(self.now, self._leap())
+        # Prompts that take no time are computed while decodes stand still: they would gain tokens by every prompt.
+        plan = self._scheduler.plan(self.now, 0) if self._setup.instant_prefill else None
+        plan = plan or self._scheduler.plan(self.now, self._leap())
         if plan is not None:
             self._step(plan)
             return True

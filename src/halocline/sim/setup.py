@@ -48,7 +48,7 @@ class Setup:
     leap_tokens: int = 1
     """While nobody prefills, up to so many tokens of each decode are computed under one plan."""
     instant_prefill: bool = False
-    """Chunks take no time: a step takes what its decodes take, nothing when there are none."""
+    """Prompts take no time: decodes stand still while chunks are computed, and the clock too."""
     weight_bytes: float = 2.0
     """Bytes of one weight, as the device reads it."""
     ttft_limit_seconds: float = 10.0
@@ -76,9 +76,9 @@ def build(setup: Setup) -> World:
     lookahead = setup.leap_tokens - 1
     slots = setup.max_running_requests
     if slots is None:
-        slots = max(1, (setup.step_tokens - layout.granule_tokens) // setup.leap_tokens)
+        slots = max(1, setup.step_tokens - layout.granule_tokens)
     limits = Limits(
-        setup.step_tokens,
+        setup.step_tokens + slots * lookahead,  # a leap keeps to the step's tokens by itself, whoever decodes
         slots,
         setup.shape.max_model_len,
         setup.max_model_len,

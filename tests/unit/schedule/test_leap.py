@@ -57,7 +57,7 @@ def test_a_chunk_and_a_decode_of_one_token_are_no_leaps() -> None:
 def test_without_being_asked_nobody_leaps_and_more_than_prices_count_is_refused() -> None:
     made = decoding(leaping(decode_tokens=1), "a")
     assert spans(made.plan_and_apply()) == {"a": (5, 1)}
-    for tokens in (0, 2 + LOOKAHEAD):
+    for tokens in (-1, 2 + LOOKAHEAD):
         with pytest.raises(InvariantError, match=f"{tokens} tokens per decode are asked for"):
             made.scheduler.plan(0.0, tokens)
     with pytest.raises(InvariantError, match="with lookahead_tokens 0"):

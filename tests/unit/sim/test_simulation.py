@@ -154,13 +154,13 @@ def test_a_leap_takes_as_long_as_its_steps_and_not_past_an_arrival() -> None:
         simulate(small_setup(leap_tokens=0), jobs)
 
 
-def test_instant_prefill_charges_decodes_only() -> None:
+def test_instant_prefill_takes_no_time_and_decodes_stand_still_meanwhile() -> None:
     outcome = simulate(
         small_setup(pages=256, instant_prefill=True), workload(job("a", prompt=100), job("b", prompt=100))
     )
-    # 64 of a; 36 of a and 28 of b, no time so far; a decodes twice beside the rest of b; then b decodes twice
-    assert (outcome.seconds, outcome.steps) == (4.0, 6)
-    assert [seconds for seconds, _ in outcome.ttft_seconds.cdf] == [0.0, 2.0]
+    # 64 of a; 36 of a and 28 of b; 64 of b; 8 of b, all at second 0; then both decode their two further tokens
+    assert (outcome.seconds, outcome.steps) == (2.0, 6)
+    assert [seconds for seconds, _ in outcome.ttft_seconds.cdf] == [0.0, 0.0]
 
 
 def test_holding_back_decides_nothing_where_priorities_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
