@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
 from halocline.cli.migrate import FOREIGN
 from halocline.cli.options import default_text, flag_of
 from halocline.config import Config
+from halocline.sim.generators import GENERATORS
+from halocline.sim.report import figures
+from halocline.sim.report.figure import Figure
+from halocline.sim.settings import ReplaySettings
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MADE = "<!-- Made by scripts/reference.py; edit the program, not this page. -->\n"
@@ -75,7 +80,123 @@ def migrate() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"reference/flags.md": flags, "migrate.md": migrate}
+REPLAY = """
+# `halocline replay`
+
+`halocline replay TRACE --model M --kv-bytes B` lets a workload through the scheduler, prefix cache and arena that
+serve, under a fake clock: no weights, no device. Every step takes what a formula says of the device
+(`halocline.sim.cost`); every decision is the one that a server would take. Several policies in one run share one
+report. With `--server URL` the same workload goes to a live OpenAI-compatible server instead, and the report says
+what its clients saw.
+
+TRACE is a file (Mooncake or Bailian JSON lines with `hash_ids`, Azure CSV, OpenAI-style JSON lines), or a
+[generator](#generators).
+
+Exit codes: 0 done; 1 the work failed while it ran; 2 it could not start (trace, model, arena, policy, file), or no
+request fits; 130 Ctrl-C. Files are put in their places whole: an interrupted run leaves none.
+
+## Flags
+
+{flags}
+
+Bytes and page tokens are written as [for the server](flags.md#small-languages); durations are a number with `us`,
+`ms`, `s`, `min` or `h`, or plain seconds. Besides the server's policies a replay knows `equal-pages` (every kind
+padded to one page size, as engines with one block size do) and `full` (every layer keeps every position).
+
+## Generators
+
+`NAME:KEY=VALUE,KEY=VALUE`; what is not given has its default. `flip:60:ONE|OTHER` takes turns of 60 seconds between two
+workloads, each of them a generator or a file. The same text and seed are the same workload on every machine.
+
+{generators}
+
+## Figures
+
+The same list makes the table on the terminal, the page and the JSON record, whose keys stand in the second column,
+below `outcomes[i]`. A mean is weighted with time. Where a run has no such figure, the key is absent and the table
+shows `-`.
+
+{figures}
+
+`mean_bytes.held` and `mean_bytes.cached` have the mean bytes of each pool over the whole run. `pools` says how the
+arena is cut, `middle_seconds` from when to when the means of a saturated run are taken, `series` has the run over
+time in at most 1,000 intervals (each value a mean over its interval), `window` the steps of `--window`.
+
+### Waiting
+
+`waiting_seconds.CODE`: request-seconds of waiting. All who wait count under the reason of the first in line, because
+the others wait behind it.
+
+{reasons}
+
+## A live server
+
+`--server URL` sends the workload to `/v1/completions`, streaming and greedy, with `max_tokens` as the trace says and
+`ignore_eos`; a client that gives up closes its connection, a later turn is sent when the one before has ended. Open
+loop: each request at its time, however long answers take. `--saturated --concurrency N`: N at a time. Where it
+differs from a simulation:
+
+* Times are the client's: TTFT from sending to the first piece. Requests *wait* until their first piece and *run* from
+  there, which is all that a client can see.
+* Contents become token ids from 20 to 119, the same for the same content, so that equal beginnings are equal and
+  every vocabulary has them; `--text` sends words instead, about a token each.
+* An answer's own tokens are not those that the trace has in a later turn's prompt: reuse ends where the earlier
+  prompt ended.
+* `tokens.cached` and `hit_rate` are there if the server tells `cached_tokens` in `usage`; arena, moves, retractions
+  and computed tokens if it is a Halocline, from its `/metrics`. Steps, digest and padding are not.
+* A request that is answered 4xx is *rejected*, any other error makes it *failed*; `errors` has the server's words and
+  how often. `run: sent late` says how far the client itself lagged behind the trace.
+
+## `--perfetto`
+
+Open the file at https://ui.perfetto.dev. A process is a policy; its threads are the steps, their prefills and
+decodes, the reason why the first in line waits, and ends of requests; counters have the bytes of each pool.
+"""
+
+
+def replay() -> str:
+    """Return docs/reference/replay.md."""
+    rows = [each for each in fields(ReplaySettings) if each.name != "trace"]
+    flags = [("flag", "default", "meaning")]
+    for each in rows:
+        default = "" if each.default is None else f"`{default_text(each.default)}`"
+        flags.append((f"`{flag_of(each.name)}`", default, each.metadata["help"]))
+    groups = (figures.REQUESTS, figures.LATENCIES, figures.TOKENS, figures.ARENA, figures.RUN)
+    reasons = [
+        ("code", "the first in line waits because"),
+        *((f"`{code}`", why) for code, why in figures.REASONS.items()),
+    ]
+    return MADE + REPLAY.format(
+        flags=_table(flags),
+        generators=_generators(),
+        figures="\n\n".join(map(_figures, groups)),
+        reasons=_table(reasons),
+    )
+
+
+def _generators() -> str:
+    """Return a table of all generators and their settings."""
+    rows = [("generator or setting", "default", "meaning")]
+    for name, generator in GENERATORS.items():
+        rows.append((f"**`{name}`**", "", generator.help))
+        rows += [(f"`{key}`", f"`{each.default:g}`", each.help) for key, each in generator.settings.items()]
+    return _table(rows)
+
+
+def _figures(listed: Sequence[Figure]) -> str:
+    """Return a table of figures under the names of their groups."""
+    head = ", ".join(dict.fromkeys(each.group for each in listed))
+    rows = [(each.title, f"`{'.'.join(each.path)}`", each.unit, each.meaning) for each in listed]
+    return f"### {head[0].upper()}{head[1:]}\n\n" + _table([("figure", "key", "unit", "meaning"), *rows])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown; the first row is its head."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+PAGES = {"reference/flags.md": flags, "reference/replay.md": replay, "migrate.md": migrate}
 
 if __name__ == "__main__":
     for name, make in PAGES.items():

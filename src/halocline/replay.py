@@ -156,9 +156,12 @@ def summary_width(record: Mapping[str, Any]) -> int:
 
 
 def _workload(settings: ReplaySettings) -> Workload:
-    from halocline.sim.generators import workload_named
+    from halocline.sim.generators import GENERATORS, workload_named
 
-    workload = workload_named(settings.trace, settings.seed)
+    name, _, own = settings.trace.partition(":")
+    seeded = f"{name}:{own}{',' if own else ''}seed={settings.seed}"
+    is_seeded = name not in GENERATORS or "seed=" in own or not settings.seed
+    workload = workload_named(settings.trace if is_seeded else seeded)
     if not workload.jobs:
         raise ConfigError([f"{settings.trace} holds no request"])
     return workload if settings.requests is None else workload.first(settings.requests)

@@ -39,7 +39,11 @@ _LEAST: dict[str, int] = {
 class ReplaySettings:
     """Settings of a replay: of the simulation, or of the load on a live server."""
 
-    trace: str = setting("", "a trace file (Mooncake or OpenAI-style JSON lines, Azure CSV) or a generator")
+    trace: str = setting(
+        "",
+        "a file (Mooncake or OpenAI-style JSON lines, Azure CSV), or a generator such as mooncake-like:requests=500 or "
+        "poisson:rate=2; there are also azure-like, bursts, agents, flip",
+    )
     model: str | None = setting(
         None,
         "a known shape (gemma-3-27b), a folder, a config.json; with --server its name there (default: the first)",
@@ -75,7 +79,7 @@ class ReplaySettings:
     html: str | None = setting(None, "write a page with plots to this file; it needs no network")
     perfetto: str | None = setting(None, "write the steps of --window to this file, for ui.perfetto.dev")
     window: str | None = setting(None, "steps FIRST:LAST of which --perfetto keeps a record (default: 0:1000)")
-    seed: int = setting(0, "seed of generated workloads and of the simulation")
+    seed: int = setting(0, "seed of a generated workload that names none")
     processes: int | None = setting(None, "policies that are replayed at the same time (default: one per core)")
     audit: str = setting(str(AUDIT_STEPS), "recount the arena after every N-th step and at the end: N, every or off")
     server: str | None = setting(None, "URL of an OpenAI-compatible server: send the workload there instead")
