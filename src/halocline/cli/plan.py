@@ -101,33 +101,40 @@ def console() -> Console:
 
 def show(found: Plan, out: Console) -> None:
     """Print a plan for a person to read."""
-    for line in head(found):
-        out.print(line, markup=False)
+    from rich.padding import Padding
+    from rich.text import Text
+
+    out.print(head(found), markup=False)
+    out.print(Padding(Text(found.source), (0, 0, 0, 2)))
     for arena in found.arenas:
-        if len(found.arenas) > 1:
-            out.print(f"\n{arena.model}", markup=False, style="bold")
-        out.print()
+        out.print(f"\n{arena.model}\n" if len(found.arenas) > 1 else "", markup=False, style="bold")
         for line in arena_lines(found, arena):
             out.print(line, markup=False)
-        out.print(pool_table(arena))
-        if arena.costs:
-            out.print(cost_table(arena))
-        if arena.held:
-            out.print(room_table(found, arena))
-    for line in tail(found):
-        out.print(line, markup=False)
+        for table in tables(found, arena):
+            out.print()
+            out.print(table)
+    for number, line in enumerate(tail(found)):
+        out.print(line if number else f"\n{line}", markup=False)
 
 
-def head(found: Plan) -> Iterator[str]:
-    """Yield what the model is."""
+def tables(found: Plan, arena: ArenaPlan) -> Iterator[Table]:
+    """Yield the tables of one arena: those that have rows."""
+    yield pool_table(arena)
+    if arena.costs:
+        yield cost_table(arena)
+    if arena.held:
+        yield room_table(found, arena)
+
+
+def head(found: Plan) -> str:
+    """Return what the model is."""
     active = ""
     if found.active_parameters not in (None, found.parameters):
         active = f" ({billions(found.active_parameters)} active)"
     size = "" if found.parameters is None else f"{billions(found.parameters)} parameters{active}, "
     own = found.arenas[0]
     layers = ", ".join(f"{pool.layers} {pool.name}" for pool in own.pools)
-    yield f"{found.model}: {size}layers {layers}, K and V in {found.kv_dtype}"
-    yield f"  {found.source}"
+    return f"{found.model}: {size}layers {layers}, K and V in {found.kv_dtype}"
 
 
 def arena_lines(found: Plan, arena: ArenaPlan) -> Iterator[str]:
@@ -224,14 +231,14 @@ def show_models() -> None:
 def billions(count: int | None) -> str:
     """Print a number of parameters, as `27.0 B` or `268 M`."""
     assert count is not None, "a number of parameters that is known"
-    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
+    return f"{count / 1e9:.1f} B" if count >= 0.95e9 else f"{count / 1e6:.0f} M"
 
 
 def _table(first: str, *others: str, right: bool = True) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
     table.add_column(first)
     for name in others:
         table.add_column(name, justify="right" if right else "left")
