@@ -44,7 +44,7 @@ def plan(
     lengths: Annotated[
         str | None,
         typer.Option(
-            help="what to make room for: 4096+256,12000+343 (prompt+output; :3 counts three times) or a trace"
+            help="what to make room for: 4096+256,12000+343 (prompt+output; :3 counts thrice), a trace or a generator"
         ),
     ] = None,
     draft: Annotated[str | None, typer.Option(help="a draft model whose layers live in the same arena")] = None,

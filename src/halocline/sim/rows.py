@@ -14,8 +14,9 @@ from pathlib import Path
 
 from halocline.errors import ConfigError
 from halocline.memory.sizing import SHOWN_LENGTHS, UNLIMITED_TOKENS
-from halocline.sim.readers import read_workload
+from halocline.sim.generators import GENERATORS, workload_named
 from halocline.sim.room import Row
+from halocline.sim.workload import Workload
 
 _LENGTH = re.compile(r"(\d{1,12})\+(\d{1,12})(?::(\d{1,6}))?")
 _MOST_TIMES = 10_000
@@ -35,13 +36,14 @@ def single_row(prompt_tokens: int, output_tokens: int) -> Row:
 
 
 def read_rows(text: str) -> list[Row]:
-    """Read what to make room for: `4096+256,12000+343`, or a trace file.
+    """Read what to make room for: `4096+256,12000+343`, a trace file or a generator.
 
     `4096+256:3` counts three times in the mix. Two lengths or more also give a row for their mix; a trace gives its
     mix, its median, its 95th percentile and its longest request. Raises ConfigError with the accepted forms.
     """
-    if "+" not in text and Path(text).expanduser().is_file():
-        return _rows_of_trace(Path(text).expanduser())
+    path = Path(text).expanduser()
+    if path.is_file() or text.partition(":")[0] in (*GENERATORS, "flip"):
+        return _rows_of(workload_named(str(path) if path.is_file() else text))
     lengths: list[tuple[int, int]] = []
     problems = []
     for part in filter(None, map(str.strip, text.split(","))):
@@ -50,7 +52,7 @@ def read_rows(text: str) -> list[Row]:
         if min(prompt, output, times) < 1 or prompt + output > UNLIMITED_TOKENS or times > _MOST_TIMES:
             problems.append(
                 f"lengths has {part!r}; write PROMPT+OUTPUT in tokens, each at least 1, such as 4096+256 or, to count "
-                f"it 3 times in the mix, 4096+256:3; several by commas; or name a trace file"
+                f"it 3 times in the mix, 4096+256:3; several by commas; or name a trace file or a generator"
             )
         else:
             lengths += [(prompt, output)] * times
@@ -60,10 +62,12 @@ def read_rows(text: str) -> list[Row]:
     return singles if len(singles) == 1 else [*singles, Row("mix of these", tuple(lengths))]
 
 
-def _rows_of_trace(path: Path) -> list[Row]:
-    lengths = sorted(((job.prompt_tokens, job.output_tokens) for job in read_workload(path).jobs), key=sum)
+def _rows_of(workload: Workload) -> list[Row]:
+    lengths = sorted(((job.prompt_tokens, job.output_tokens) for job in workload.jobs), key=sum)
+    if not lengths:
+        raise ConfigError([f"{workload.source} has no requests, so there is nothing to make room for"])
     prompt, output = (round(sum(column) / len(lengths)) for column in zip(*lengths, strict=True))
-    label = f"{path.name}: {len(lengths):,} requests, mean {prompt:,} + {output:,}"
+    label = f"{workload.name}: {len(lengths):,} requests, mean {prompt:,} + {output:,}"
     places = {"median": len(lengths) // 2, "95 % are shorter": len(lengths) * 19 // 20, "longest": -1}
     singles = [
         replace(single_row(*lengths[place]), label=f"{word}: {single_row(*lengths[place]).label}")

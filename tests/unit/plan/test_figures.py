@@ -272,7 +272,9 @@ def test_a_trace_gives_its_mix_and_three_of_its_lengths(tmp_path: Any) -> None:
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n")
     mix, median, long, longest = read_rows(str(path))
     assert len(mix.lengths) == 20
-    assert mix.label == "small.csv: 20 requests, mean 1,050 + 10"
+    assert mix.label == "small: 20 requests, mean 1,050 + 10"
     assert (median.lengths, long.lengths, longest.lengths) == (((1100, 11),), ((2000, 20),), ((2000, 20),))
+    generated = read_rows("poisson:requests=30,prompt=500,output=20,seed=3")
+    assert [len(row.lengths) for row in generated] == [30, 1, 1, 1]
     totals = [sum(pair) for pair in mix.lengths]
     assert all(first <= second for first, second in pairwise(totals))
