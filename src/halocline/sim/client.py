@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -38,8 +37,8 @@ class Answer:
     total_seconds: float = 0.0
     cached_tokens: int | None = None
     """Prompt tokens that the server says it did not compute; None: it does not say."""
-    gaps_seconds: array[float] = field(default_factory=lambda: array("f"))
-    """Between the pieces of the answer; a piece is usually one token."""
+    pieces: int = 0
+    """Events that brought a part of the answer; a piece is usually one token."""
 
     @property
     def token_seconds(self) -> float:
@@ -111,7 +110,7 @@ async def ask(
         raise LoadError(f"the connection broke: {str(error) or type(error).__name__}") from error
     answer.total_seconds = time.perf_counter() - start
     if not answer.output_tokens and answer.first_token_seconds:
-        answer.output_tokens = len(answer.gaps_seconds) + 1  # the server gives no usage
+        answer.output_tokens = answer.pieces  # the server gives no usage
     return answer
 
 
@@ -119,11 +118,8 @@ def _note(answer: Answer, event: dict[str, Any], seconds: float) -> bool:
     """Write down one event of a stream; return whether it brought the first piece of the answer."""
     is_first = bool(event.get("choices")) and not answer.first_token_seconds
     if event.get("choices"):
-        if answer.first_token_seconds:
-            answer.gaps_seconds.append(seconds - answer.total_seconds)
-        else:
-            answer.first_token_seconds = seconds
-        answer.total_seconds = seconds
+        answer.pieces += 1
+        answer.first_token_seconds = answer.first_token_seconds or seconds
     if usage := event.get("usage"):
         answer.prompt_tokens = usage["prompt_tokens"]
         answer.output_tokens = usage["completion_tokens"]

@@ -177,6 +177,9 @@ def _of_values(settings: ReplaySettings) -> list[str]:
         problems.append(f"time_scale is {settings.time_scale}; it must be above 0")
     if settings.prefix_cache not in ("on", "off"):
         problems.append(f"prefix_cache is {settings.prefix_cache!r}; write on or off")
+    paths = [path for path in (settings.json, settings.html, settings.perfetto) if path is not None]
+    if len(set(paths)) < len(paths):
+        problems.append(f"json, html and perfetto are files of their own; one name is given twice: {', '.join(paths)}")
     if not settings.policies:
         problems.append("no policy is named; write for example --policy shared,static:0.8")
     return problems

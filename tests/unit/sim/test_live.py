@@ -124,7 +124,8 @@ def test_our_own_server_tells_of_its_arena(server: LiveServer) -> None:
 
 def test_what_was_seen_becomes_the_same_report(server: LiveServer) -> None:
     _, run = sent(server, job("a"), job("b"))
-    page = html.page(document("0", "halocline replay x", {}, [run]))
+    page = html.page(document("0", "halocline replay x", {}, [run | {"errors": {"<b>no room</b>": 3}}]))
+    assert "3 times</td><td>&lt;b&gt;no room&lt;/b&gt;" in page
     assert "plot-arena" in page
     assert "plot-concurrency" in page
     json.dumps(run, allow_nan=False)

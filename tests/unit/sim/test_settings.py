@@ -79,6 +79,7 @@ def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
         ({"tpot_limit": "0"}, "tpot_limit is '0'; it must be above 0"),
         ({"admission": "expected:2"}, "admission is 'expected:2'"),
         ({"page_tokens": "3"}, "page_tokens"),
+        ({"html": "x", "json": "x"}, "one name is given twice"),
         ({"text": True}, "give --server URL as well"),
         ({"profile": "x.toml", "device": "a100"}, "device and profile"),
         ({"server": "127.0.0.1:8000", "kv_bytes": None}, "write a URL"),

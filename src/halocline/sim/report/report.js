@@ -23,9 +23,17 @@
     return made;
   }
 
+  // By default there is a button that sends a plot's data to the library's makers.
+  const config = {
+    responsive: true,
+    displaylogo: false,
+    showSendToCloud: false,
+    plotlyServerURL: "",
+    modeBarButtonsToRemove: ["select2d", "lasso2d"],
+  };
+
   function draw() {
     for (const [key, plot] of Object.entries(plots)) {
-      const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
       Plotly.react(document.getElementById("plot-" + key), plot.traces, laidOut(plot.layout), config);
     }
   }

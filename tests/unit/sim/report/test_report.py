@@ -167,6 +167,14 @@ def test_the_page_loads_nothing_from_anywhere(page: Page) -> None:
     assert not re.search(r"url\(|@import|https?:", style.group(1))
 
 
+def test_no_button_of_a_plot_sends_data_anywhere(page: Page) -> None:
+    """plotly.js shows one by default that uploads the chart."""
+    ours = page.scripts[2][1]
+    assert "showSendToCloud: false" in ours
+    assert 'plotlyServerURL: ""' in ours
+    assert not re.search(r"https?:|fetch\(|XMLHttpRequest|sendBeacon|WebSocket", ours)
+
+
 def test_the_page_has_the_plots_the_figures_and_how_to_repeat_them(page: Page) -> None:
     assert list(page.data) == ["arena", "concurrency", "waiting", "ttft_seconds", "tpot_seconds", "e2e_seconds"]
     places = {attrs.get("id") for tag, attrs in page.elements if tag == "div"}
