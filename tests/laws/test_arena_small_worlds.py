@@ -265,11 +265,16 @@ def test_all_laws_hold_after_every_longer_history(start, policy, record_property
 
 
 def promises_are_forgotten(patch):
-    patch.setattr(Budget, "_with", lambda self, extra: list(map(int.__add__, self.held, extra)))
+    patch.setattr(
+        Budget, "fits", lambda self, extra: self.slabs_needed(map(int.__add__, self.held, extra)) <= self.slabs
+    )
 
 
 def equality_does_not_fit(patch):
-    patch.setattr(Budget, "_allows", lambda self, needs: sum(needs) < self.slabs)
+    def fits(self, extra):
+        return self._allows(self.slabs_by_pool(self._with(extra))) and self.slabs_needed(self._with(extra)) < self.slabs
+
+    patch.setattr(Budget, "fits", fits)
 
 
 def demands_are_rounded_twice(patch):
@@ -283,11 +288,14 @@ def demands_are_rounded_twice(patch):
 
 
 def pins_do_not_count(patch):
-    patch.setattr(Budget, "slabs_by_pool", lambda self, pages: list(map(ceil_div, pages, self.pages_per_slab)))
+    def fits(self, extra):
+        return self._allows(list(map(ceil_div, self._with(extra), self.pages_per_slab)))
+
+    patch.setattr(Budget, "fits", fits)
 
 
 def caps_do_not_count(patch):
-    patch.setattr(Budget, "_allows", lambda self, needs: sum(needs) <= self.slabs)
+    patch.setattr(Budget, "fits", lambda self, extra: self.slabs_needed(self._with(extra)) <= self.slabs)
 
 
 def cached_pages_count_against_a_demand(patch):

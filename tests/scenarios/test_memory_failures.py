@@ -110,7 +110,7 @@ def test_e1_a_leak_is_named_with_its_owner_and_count():
     owner = world.reserve(Demand((9,)), "request-7")
     world.commit_all()
     for _ in range(3):
-        owner.grant.taken[0] -= 1
+        owner.grant.asked[0] -= 1
     assert [str(v.message) for v in world.arena.audit() if v.law == "L1"] == [
         "full: pages of 'request-7': 3 counted twice (books 6, counted 9)",
         "full: the receipts of 'request-7' do not show the 6 pages it holds",

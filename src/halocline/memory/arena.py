@@ -19,7 +19,7 @@ from halocline.errors import InvariantError
 from halocline.memory.audit import Books, Violation, audit
 from halocline.memory.budget import Budget
 from halocline.memory.cached import CachedPages
-from halocline.memory.demand import Demand
+from halocline.memory.demand import Demand, zero
 from halocline.memory.evictable import Place, Ranking, Unit
 from halocline.memory.figures import ArenaFigures, figures
 from halocline.memory.grant import NO_HANDLES, Commit, Grant, Handles, Move, Order, Pin, Refusal
@@ -49,6 +49,8 @@ class Arena:
         self._ledger = Ledger(self.budget, self.owners)
         self._cached = CachedPages(self.pools, self._ledger, self.ranking)
         self._partings = Partings(self.pools, self.pins, self._cached)
+        self._nothing = zero(len(self.pools))
+        self._none_evicted: tuple[Handles, ...] = (NO_HANDLES,) * len(self.pools)
 
     # ---- questions: they never act
 
@@ -127,16 +129,20 @@ class Arena:
 
         Raises OverdrawnError, with nothing changed, if an order exceeds what its grant and its lender have left.
         """
-        pages = charge(orders, self.budget.names)
-        totals = list(map(sum, pages))
+        budget = self.budget
+        charge(orders, budget.names)
+        if len(orders) == 1:
+            totals: Sequence[int] = orders[0].pages
+        else:
+            totals = [sum(pages) for pages in zip(*[order.pages for order in orders], strict=True)] or self._nothing
         moves: tuple[Move, ...] = ()
-        evicted: tuple[Handles, ...] = (NO_HANDLES,) * len(self.pools)
-        if self.pins.waits or not places_at_hand(self.pools, self.budget, totals):
-            moves, evicted = self._make_room(orders, totals)
+        evicted = self._none_evicted
+        if (self.pins.open and self.pins.waits) or not places_at_hand(self.pools, budget, totals):
+            moves, evicted = self._make_room(orders, list(totals))
         for pool, total in enumerate(totals):
-            self.budget.held[pool] += total
-            self.budget.promised[pool] -= total
-        return Commit(hand_out(orders, self.pools, pages), moves, evicted)
+            budget.held[pool] += total
+            budget.promised[pool] -= total
+        return Commit(hand_out(orders, self.pools), moves, evicted)
 
     def free(self, grant: Grant, pool: int, handles: Handles) -> None:
         """Free pages of `grant`. Borrowed ones are paid back first; then its promise grows back: its demand stays.

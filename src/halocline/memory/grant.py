@@ -3,17 +3,19 @@
 A grant is a promise of pages that cannot fail. Its ledger, per pool:
 
     demand      pages it may hold on its own account
-    held        pages it holds now, and those that it lent
-    borrowed    part of `held` that a lender (a step grant, the floor) pays for
+    room        what is promised and not yet taken, never negative
+    borrowed    pages it holds that a lender (a step grant, the floor) pays for
+    held        demand - room + borrowed: pages it holds now, and those that it lent
     lent        part of `held` that borrowers hold
-    room        demand - (held - borrowed): what is promised and not yet taken, never negative
 
-Whoever borrows has no room of its own: `borrowed == max(0, held - demand)` at all times.
+`held` is not written down: a page that is handed out changes one number. Whoever borrows has no room of its own:
+`borrowed == max(0, held - demand)` at all times.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import add, sub
 from typing import Literal
 
 import msgspec
@@ -55,14 +57,13 @@ class Loan:
 class Grant:
     """A promise of pages to one owner. Everybody may read it; only the arena writes it."""
 
-    __slots__ = ("asked", "borrowed", "id", "is_open", "lent", "loans", "owner", "receipts", "room", "taken")
+    __slots__ = ("asked", "borrowed", "id", "is_open", "lent", "loans", "owner", "receipts", "room")
 
     def __init__(self, grant_id: int, owner: str, demand: Demand) -> None:
         pools = len(demand)
         self.id = grant_id
         self.owner = owner
         self.asked = list(demand)
-        self.taken = [0] * pools
         self.room = list(demand)
         self.borrowed = [0] * pools
         self.lent = [0] * pools
@@ -79,33 +80,29 @@ class Grant:
     @property
     def held(self) -> Demand:
         """Pages per pool that the grant holds now, borrowed ones and those it lent included."""
-        return Demand(self.taken)
+        return Demand(map(add, map(sub, self.asked, self.room), self.borrowed))
 
     def pages(self, pool: int) -> int:
         """Return how many pages of `pool` carry this grant's name."""
-        return self.taken[pool] - self.lent[pool]
+        return self.asked[pool] - self.room[pool] + self.borrowed[pool] - self.lent[pool]
 
     def charge(self, pool: int, count: int, lender: Grant | None) -> bool:
         """Charge `count` new pages, what exceeds the room to `lender`; False if both are short: nothing changed."""
         borrow = count - self.room[pool]
         if borrow <= 0:
             self.room[pool] -= count
-            self.taken[pool] += count
             return True
         if lender is None or lender is self or lender.loans or lender.room[pool] < borrow or not lender.is_open:
             return False
         lender.room[pool] -= borrow
-        lender.taken[pool] += borrow
         lender.lent[pool] += borrow
         self.loans.append(Loan(lender, pool, borrow))
         self.borrowed[pool] += borrow
         self.room[pool] = 0
-        self.taken[pool] += count
         return True
 
     def pay(self, pool: int, count: int) -> None:
         """Take `count` pages off the books: borrowed ones are paid back first, then the promise grows back."""
-        self.taken[pool] -= count
         repaid = min(count, self.borrowed[pool])
         if repaid:
             self.repay(pool, repaid)
@@ -121,7 +118,6 @@ class Grant:
 
         Where all that is left is borrowed, the lender's demand falls instead: the bytes are gone either way.
         """
-        self.taken[pool] -= count
         own = min(count, self.asked[pool])
         self.asked[pool] -= own
         for lender, pages in self._settle(pool, count - own):
@@ -129,12 +125,10 @@ class Grant:
 
     def give_away(self, pool: int, count: int) -> None:
         """Take `count` own pages off the books with the demand that covered them: the room stays as it is."""
-        self.taken[pool] -= count
         self.asked[pool] -= count
 
     def take_in(self, pool: int, count: int) -> None:
         """Put `count` pages on the books with the demand that covers them: the room stays as it is."""
-        self.taken[pool] += count
         self.asked[pool] += count
 
     def raise_demand(self, pool: int, count: int) -> None:
@@ -159,7 +153,6 @@ class Grant:
             count -= pages
             self.borrowed[pool] -= pages
             loan.lender.lent[pool] -= pages
-            loan.lender.taken[pool] -= pages
             settled.append((loan.lender, pages))
             if loan.count == 0:
                 del self.loans[at]
@@ -173,7 +166,7 @@ class Grant:
 
     def describe(self) -> str:
         """Say in words whose grant this is and how much of it is used."""
-        return f"grant of {self.owner!r} (demand {tuple(self.asked)}, held {tuple(self.taken)})"
+        return f"grant of {self.owner!r} (demand {tuple(self.asked)}, held {tuple(self.held)})"
 
 
 class Order(msgspec.Struct, frozen=True, eq=False, gc=False):  # in no cycle, and a step makes hundreds

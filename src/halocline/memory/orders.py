@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from halocline.errors import OverdrawnError
 from halocline.memory.budget import Budget
 from halocline.memory.demand import Demand
-from halocline.memory.grant import NO_HANDLES, Grant, Handles, Order
+from halocline.memory.grant import NO_HANDLES, Handles, Order
 from halocline.memory.pool import HELD, Pool
 
 
-def charge(orders: Sequence[Order], names: Sequence[str]) -> list[tuple[int, ...]]:
-    """Charge every order to its grant and lender; return the new pages per pool and order.
+def charge(orders: Sequence[Order], names: Sequence[str]) -> None:
+    """Charge every order to its grant and lender.
 
     Raises OverdrawnError, with every charge undone, if one exceeds what its grant and its lender have left.
     """
@@ -27,17 +27,13 @@ def charge(orders: Sequence[Order], names: Sequence[str]) -> list[tuple[int, ...
             undo(orders[:at])
             why = f"it is closed or not of {len(pools)} pools"
             raise OverdrawnError([f"{grant.describe()} cannot commit {pages}: {why}"], at)
-        room, taken = grant.room, grant.taken
+        room = grant.room
         for pool in pools:
             count = pages[pool]
             if 0 < count <= room[pool]:  # Grant.charge without a lender, in place: a step has hundreds of these
                 room[pool] -= count
-                taken[pool] += count
             elif count and (count < 0 or not grant.charge(pool, count, order.step)):
                 raise _overdrawn(orders, at, pool, names[pool])
-    if len(orders) == 1:
-        return [(count,) for count in orders[0].pages]
-    return list(zip(*[order.pages for order in orders], strict=True)) or [() for _ in pools]
 
 
 def _overdrawn(orders: Sequence[Order], at: int, pool: int, name: str) -> OverdrawnError:
@@ -60,43 +56,28 @@ def undo(charged: Sequence[Order]) -> None:
 def places_at_hand(pools: Sequence[Pool], budget: Budget, totals: Sequence[int]) -> bool:
     """Whether holes and free slabs take the new pages as things stand, each pool within its cap."""
     opened = 0
-    for pool, total in zip(pools, totals, strict=True):
+    for pool, total, cap in zip(pools, totals, budget.caps, strict=True):
         if total > pool.slabs * pool.per_slab - pool.live_pages:  # more than its holes
             short = pool.slabs_short(total)
-            if pool.slabs + short > budget.caps[pool.number]:
+            if pool.slabs + short > cap:
                 return False
             opened += short
     return opened <= len(pools[0].stock.free)
 
 
-def hand_out(
-    orders: Sequence[Order], pools: Sequence[Pool], pages: Sequence[tuple[int, ...]]
-) -> tuple[tuple[Handles, ...], ...]:
-    """Take the places of all `pages` (per pool and order), which are at hand; return the handles per order and pool."""
+def hand_out(orders: Sequence[Order], pools: Sequence[Pool]) -> tuple[tuple[Handles, ...], ...]:
+    """Take the places of all pages of `orders`, which are at hand; return the handles per order and pool."""
     if len(orders) == 1:
-        grant = orders[0].grant
-        receipt = tuple([_deal_to_one(grant, pool, count) for pool, (count,) in zip(pools, pages, strict=True)])
-        grant.receipts.append(receipt)
+        (order,) = orders
+        receipt = tuple(map(Pool.deal, pools, order.pages, repeat(order.grant.id)))
+        order.grant.receipts.append(receipt)
         return (receipt,)
     owners = np.array([order.grant.id for order in orders], np.int64)
+    pages = zip(*[order.pages for order in orders], strict=True)
     handles = tuple(zip(*map(_deal, repeat(owners), pools, pages), strict=True))
     for order, receipt in zip(orders, handles, strict=True):
         order.grant.receipts.append(receipt)
     return handles
-
-
-def _deal_to_one(grant: Grant, pool: Pool, count: int) -> Handles:
-    if count == 1:  # in scalars: an array costs more to make than all the rest
-        at = pool.index_at.item(pool.take_one())
-        pool.state[at] = HELD
-        pool.owner[at] = grant.id
-        return pool.handle_of[at : at + 1].copy()
-    if count == 0:
-        return NO_HANDLES
-    index = pool.index_at[pool.take(count)]
-    pool.state[index] = HELD
-    pool.owner[index] = grant.id
-    return pool.handle_of[index]
 
 
 def _deal(owners: NDArray[np.int64], pool: Pool, counts: tuple[int, ...]) -> Sequence[Handles]:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halocline.errors import InvariantError
 from halocline.memory.demand import Demand
 from halocline.memory.grant import Grant, Handles
-from halocline.memory.pool import CACHED, FREE, GENERATION, HELD, INDEX_MASK, LOCKED, Pages, Pool
+from halocline.memory.pool import CACHED, FREE, GENERATION, HELD, INDEX_MASK, LOCKED, NO_PAGES, Pages, Pool
 
-NO_PAGES: Pages = np.zeros(0, np.int64)
-NO_PAGES.flags.writeable = False
 SPARE_RECEIPTS = 64
 SPARE_NAMES = 1024
+
+
+def are_all(good: NDArray[np.bool_]) -> bool:
+    """Whether all of `good` hold: what `good.all()` says, in a tenth of the time where they are few."""
+    return 0 not in good.tobytes()
 
 
 class Owners:
@@ -29,18 +33,19 @@ class Owners:
         self._prune_at = SPARE_NAMES
         self.grants: dict[int, Grant] = {}
         self.names: dict[int, str] = {}
+        """Of ended grants; that of an open one stands in the grant."""
 
     def open(self, owner: str, demand: Demand) -> Grant:
         """Register a new grant."""
         grant = Grant(self._next_id, owner, demand)
         self._next_id += 1
         self.grants[grant.id] = grant
-        self.names[grant.id] = owner
         return grant
 
     def close(self, grant: Grant) -> None:
         """Forget a grant that holds nothing any more; its name stays for messages."""
         del self.grants[grant.id]
+        self.names[grant.id] = grant.owner
         grant.is_open = False
         grant.receipts.clear()
         if len(self.names) > self._prune_at:
@@ -51,7 +56,7 @@ class Owners:
         handles = self._received(grant, pool)
         index = handles & INDEX_MASK
         alive = (pool.handle_of[index] == handles) & (pool.owner[index] == grant.id) & (pool.state[index] == HELD)
-        return index if alive.all() else index[alive]
+        return index if are_all(alive) else index[alive]
 
     def all_of(self, grant: Grant, pool: Pool) -> Pages:
         """Return the same for a grant that ends: if it holds as many as it ever received, it holds just these."""
@@ -68,7 +73,8 @@ class Owners:
 
     def trim(self, grant: Grant) -> None:
         """Drop stale receipts of `grant` once they outnumber what it holds, so that a long life costs no memory."""
-        if len(grant.receipts) > 2 * max(grant.taken) + SPARE_RECEIPTS:
+        received = len(grant.receipts)
+        if received > SPARE_RECEIPTS and received > 2 * max(grant.held) + SPARE_RECEIPTS:
             grant.receipts = [tuple(self._held(grant))]
 
     def _received(self, grant: Grant, pool: Pool) -> Handles:
@@ -85,25 +91,23 @@ class Owners:
             return NO_PAGES
         index = handles & INDEX_MASK
         try:
-            good = pool.handle_of[index] == handles
+            now = pool.handle_of[index]
         except IndexError:
             bad = int(index.max())
             name = self._pool_names[pool.number]
             raise InvariantError([f"{name} has no handle {bad}: it ends at {len(pool.place) - 1}"]) from None
-        if not good.all():
-            at = int(np.argmin(good))
+        if now.tobytes() != handles.tobytes():
+            at = int(np.argmin(now == handles))
             raise InvariantError([self._stale(pool, int(handles[at]), int(index[at]))])
         return index
 
     def check(self, pool: Pool, index: Pages, states: tuple[int, ...], verb: str) -> None:
         """Raise InvariantError unless all `index` are distinct and in one of `states`."""
         self.check_distinct(pool, index, verb)
-        first, *others = states
-        good = pool.state[index] == first  # a compare for each: np.isin takes ten times as long
-        for state in others:
-            good |= pool.state[index] == state
-        if not good.all():
-            raise InvariantError([f"cannot {verb} {self.describe(pool, int(index[int(np.argmin(good))]))}"])
+        found = pool.state[index].tobytes()
+        wrong = found.translate(None, bytes(states))  # what is left without the states that may be
+        if wrong:
+            raise InvariantError([f"cannot {verb} {self.describe(pool, int(index[found.index(wrong[0])]))}"])
 
     def check_distinct(self, pool: Pool, index: Pages, verb: str) -> None:
         """Raise InvariantError if an index is named twice in one call."""
@@ -111,9 +115,9 @@ class Owners:
             return
         order = np.arange(len(index), dtype=np.int32)
         pool.scratch[index] = order
-        once = pool.scratch[index] == order
-        if not once.all():
-            at = int(index[int(np.argmin(once))])
+        once = pool.scratch[index]
+        if once.tobytes() != order.tobytes():
+            at = int(index[int(np.argmin(once == order))])
             raise InvariantError([f"cannot {verb} twice in one call: {self.describe(pool, at)}"])
 
     def own(self, grant: Grant, pool: Pool, handles: Handles, verb: str) -> Pages:
@@ -122,7 +126,7 @@ class Owners:
         index = self.valid(pool, handles)
         self.check_distinct(pool, index, "part with")
         mine = (pool.owner[index] == grant.id) & (pool.state[index] == HELD)
-        if not mine.all():
+        if not are_all(mine):
             at = int(index[int(np.argmin(mine))])
             raise InvariantError([f"{grant.owner!r} {verb} {self.describe(pool, at)}"])
         return index
@@ -139,7 +143,7 @@ class Owners:
         """Say in words what page of which owner stands behind `index`."""
         name = self._pool_names[pool.number]
         page = f"page {pool.place[index]} (handle {index}, generation {pool.handle_of[index] // GENERATION}) of {name}"
-        last = self.names.get(int(pool.owner[index]), "nobody")
+        last = self.name(int(pool.owner[index]))
         state = int(pool.state[index])
         if state == FREE:
             return f"{page}, which is free and was last held by {last!r}"
@@ -147,6 +151,11 @@ class Owners:
             return f"{page}, which is held by {last!r}"
         keeper = "cached by the tree" if state == CACHED else "locked in the tree" if state == LOCKED else "in transfer"
         return f"{page}, which is {keeper} and came from {last!r}"
+
+    def name(self, grant_id: int) -> str:
+        """Return the owner of a grant, open or ended."""
+        grant = self.grants.get(grant_id)
+        return self.names.get(grant_id, "nobody") if grant is None else grant.owner
 
     def _stale(self, pool: Pool, handle: int, index: int) -> str:
         return f"stale handle {index} of generation {handle // GENERATION}: it means {self.describe(pool, index)}"
@@ -160,8 +169,6 @@ class Owners:
             remembered[pool.owner & (slots - 1)] = True
         kept = remembered[np.fromiter(self.names, np.int64, len(self.names)) & (slots - 1)].tolist()
         self.names = {
-            i: name
-            for (i, name), is_remembered in zip(self.names.items(), kept, strict=True)
-            if is_remembered or i in self.grants
+            i: name for (i, name), is_remembered in zip(self.names.items(), kept, strict=True) if is_remembered
         }
         self._prune_at = 2 * len(self.names) + SPARE_NAMES

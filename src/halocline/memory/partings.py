@@ -45,7 +45,6 @@ class Partings:
             if grant.pages(pool.number):
                 self._let_go(grant, pool, self.owners.all_of(grant, pool), FREE)
             self.budget.promised[pool.number] -= grant.room[pool.number]
-            grant.room[pool.number] = 0
         self.owners.close(grant)
 
     def unpin(self, pin: Pin) -> None:

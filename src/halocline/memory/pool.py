@@ -39,6 +39,9 @@ SCALAR_PAGES = 8
 Pages = NDArray[np.int64]
 Places = NDArray[np.int32]
 
+NO_PAGES: Pages = np.zeros(0, np.int64)
+NO_PAGES.flags.writeable = False
+
 
 class SlabStock:
     """The slabs that no pool owns, and who owns the others."""
@@ -49,19 +52,28 @@ class SlabStock:
         self.slabs = slabs
         self.free = list(range(slabs - 1, -1, -1))
         """A stack: the last one is taken next."""
-        self.owner = np.full(slabs, NO_POOL, np.int16)
+        self.owner = [NO_POOL] * slabs
+        """By slab: the number of the pool."""
 
     def take(self, count: int, pool: int) -> list[int]:
         """Give `count` free slabs to `pool`."""
         assert count <= len(self.free), f"pool {pool} takes {count} slabs, {len(self.free)} are free"
         taken = self.free[-count:][::-1]
         del self.free[-count:]
-        self.owner[taken] = pool
+        for slab in taken:
+            self.owner[slab] = pool
         return taken
+
+    def take_one(self, pool: int) -> int:
+        """Give one free slab to `pool`."""
+        slab = self.free.pop()
+        self.owner[slab] = pool
+        return slab
 
     def give_back(self, slabs: list[int]) -> None:
         """Take `slabs`, which hold no live page, from their pool."""
-        self.owner[slabs] = NO_POOL
+        for slab in slabs:
+            self.owner[slab] = NO_POOL
         self.free.extend(slabs)
 
 
@@ -120,6 +132,20 @@ class Pool:
         beyond = count - self.slabs * self.per_slab + self.live_pages
         return ceil_div(beyond, self.per_slab) if beyond > 0 else 0
 
+    def deal(self, count: int, grant_id: int) -> Pages:
+        """Take the places of `count` free pages for a grant; return their handles."""
+        if count == 1:  # in scalars: an array costs more to make than all the rest
+            at = self.index_at.item(self.take_one())
+            self.state[at] = HELD
+            self.owner[at] = grant_id
+            return self.handle_of[at : at + 1].copy()
+        if count == 0:
+            return NO_PAGES
+        index = self.index_at[self.take(count)]
+        self.state[index] = HELD
+        self.owner[index] = grant_id
+        return self.handle_of[index]
+
     def take(self, count: int) -> Pages:
         """Make `count` free pages live: holes of the fullest slabs first, then free slabs."""
         if count == 1:
@@ -142,7 +168,8 @@ class Pool:
         """Make one free page live and return it: the same as `take`, in scalars."""
         slab = self._shelves.fill_one()
         if slab is None:
-            (slab,) = self._open(1)
+            slab = self.stock.take_one(self.number)
+            self.slabs += 1
             self._shelves.put(slab, 1)
         page = slab * self.per_slab
         page += self.live[page : page + self.per_slab].tobytes().index(0)

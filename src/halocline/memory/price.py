@@ -49,11 +49,6 @@ def longest_run(run: int, low: int, high: int, page_tokens: int) -> int:
     return full_pages + 1 + straddles
 
 
-def full_resident(page_tokens: int, total_tokens: int) -> int:
-    """Return ceil(T / P): nothing is given up, so the last decode, which holds 0 ... T - 1, holds the most."""
-    return ceil_div(total_tokens, page_tokens)
-
-
 def sliding_resident(
     page_tokens: int, window_tokens: int, prompt_tokens: int, total_tokens: int, boundary: int, lookahead_tokens: int
 ) -> int:
@@ -63,9 +58,19 @@ def sliding_resident(
     a run of W + k positions ending at s + k, so `longest_run` over the ends lo + k ... T - 1; later ends stay at T - 1
     and starts only rise, so nothing new is reached. When even lo + k > T - 1, the first decode holds the most.
     Prefill boundaries s hold the run of W - 1 positions that ends at s - 1.
+
+    Two cases need no look at all this, because the bounds of every run are reached: T <= W, where the last decode holds
+    all T, and P or more different ends of a whole run of W + k positions, among which is one at the worst alignment.
     """
-    first_decode = max(boundary, prompt_tokens - 1)
     last = total_tokens - 1
+    if last < window_tokens:
+        return last // page_tokens + 1
+    run = window_tokens + lookahead_tokens
+    first_end = last - page_tokens + 1  # of P ends, the last of which is `last`
+    first_run, ahead = run - 1, lookahead_tokens  # the first whole run ends there
+    if first_run <= first_end and prompt_tokens - 1 + ahead <= first_end and boundary + ahead <= first_end:
+        return (run - 2) // page_tokens + 2
+    first_decode = max(boundary, prompt_tokens - 1)
     if first_decode + lookahead_tokens <= last:
         decode = longest_run(window_tokens + lookahead_tokens, first_decode + lookahead_tokens, last, page_tokens)
     else:
@@ -119,7 +124,7 @@ def pool_resident(retention: Retention, page_tokens: int, life: tuple[int, int, 
     prompt_tokens, total_tokens, boundary = life
     match retention:
         case Full():
-            return full_resident(page_tokens, total_tokens)
+            return ceil_div(total_tokens, page_tokens)  # nothing is given up: the last decode holds all
         case Sliding():  # its window is not taken out by the pattern, which would double the time of all this
             window = retention.window_tokens
             return sliding_resident(page_tokens, window, prompt_tokens, total_tokens, boundary, lookahead_tokens)

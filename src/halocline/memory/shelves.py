@@ -20,7 +20,7 @@ from halocline.units import ceil_div
 class Shelves:
     """Live pages per slab, and the slabs in the order of that number."""
 
-    __slots__ = ("_per_slab", "_shelves", "_stocked", "_with_holes", "fill")
+    __slots__ = ("_per_slab", "_shelves", "_stocked", "fill")
 
     def __init__(self, slabs: int, per_slab: int) -> None:
         self._per_slab = per_slab
@@ -28,7 +28,6 @@ class Shelves:
         """By slab: its live pages. Also right for slabs that stand nowhere: what they had when they were pulled."""
         self._shelves: list[dict[int, None]] = [{} for _ in range(per_slab)]
         self._stocked = 0  # bit c: shelf c may have slabs; a bit that is out of date is cleared by whoever meets it
-        self._with_holes = (1 << per_slab) - 1
 
     def put(self, slab: int, live: int) -> None:
         """Stand a slab that stands nowhere on the shelf of `live` pages."""
@@ -50,15 +49,16 @@ class Shelves:
 
     def fill_one(self) -> int | None:
         """Count one more live page in the fullest slab with a hole, and return the slab; None if there is none."""
-        levels = self._stocked & self._with_holes
-        while levels:
-            live = levels.bit_length() - 1
+        while self._stocked:
+            live = self._stocked.bit_length() - 1
             shelf = self._shelves[live]
             if shelf:
                 slab, _ = shelf.popitem()
-                self.put(slab, live + 1)
+                self.fill[slab] = live = live + 1  # `put`, in place: every page of a decode comes this way
+                if live < self._per_slab:
+                    self._shelves[live][slab] = None
+                    self._stocked |= 1 << live
                 return slab
-            levels ^= 1 << live
             self._stocked ^= 1 << live
         return None
 
@@ -69,7 +69,7 @@ class Shelves:
         """
         chosen: list[int] = []
         found = 0
-        levels = self._stocked & self._with_holes
+        levels = self._stocked
         while levels and found < holes:
             live = levels.bit_length() - 1
             levels ^= 1 << live

@@ -92,7 +92,7 @@ def test_a_conversation_of_any_length_is_evicted_bit_by_bit_and_all_at_once(conv
         for _ in range(8):
             take(world, grant, 8)
         assert 0 < len(world.tree.forest.nodes) < TURNS
-        take(world, grant, pages - grant.taken[0])
+        take(world, grant, pages - grant.held[0])
     assert not world.tree.forest.nodes
     world.check()
     world.arena.release(grant)

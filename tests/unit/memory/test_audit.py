@@ -38,7 +38,7 @@ def lose_a_page(a):
 
 def forget_an_owner(a):
     grant = next(iter(a.owners.grants.values()))
-    grant.taken[0] -= 1
+    grant.asked[0] -= 1
 
 
 def give_a_page_to_an_ended_grant(a):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halocline.memory.budget import Budget
 from halocline.memory.demand import Demand
@@ -76,6 +78,19 @@ def test_a_refusal_shows_its_arithmetic():
     assert refusal is not None
     assert "full: 6 held + 4 promised + 11 asked = 21 pages, 5 per slab (0 slabs pinned): 5 slabs" in refusal.message
     assert "together 6 of 4 slabs, 2 too many" in refusal.message
+
+
+FEW = st.tuples(st.integers(0, 12), st.integers(0, 4))
+CAPS = st.tuples(*[st.none() | st.integers(1, 4)] * 2)
+
+
+@given(FEW, FEW, FEW, st.tuples(st.integers(0, 2), st.integers(0, 2)), CAPS, FEW)
+def test_the_question_the_refusal_and_the_count_of_slabs_agree(held, promised, cached, pinned, caps, extra):
+    some = budget(held=held, promised=promised, cached=cached, pinned=pinned, caps=caps)
+    needs = some.slabs_by_pool(map(sum, zip(held, promised, extra, strict=True)))
+    within = sum(needs) <= 4 and all(cap is None or need <= cap for need, cap in zip(needs, caps, strict=True))
+    assert some.fits(Demand(extra)) == within
+    assert (some.shortfall(Demand(extra)) is None) == within
 
 
 def test_what_fits_has_no_shortfall():

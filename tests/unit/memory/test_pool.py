@@ -46,7 +46,7 @@ def test_a_slab_without_live_pages_leaves_the_pool():
     some.take(6)
     some.drop(pages(3, 4, 5))
     assert some.slabs == 1
-    assert some.stock.owner.tolist() == [0, NO_POOL, NO_POOL, NO_POOL]
+    assert some.stock.owner == [0, NO_POOL, NO_POOL, NO_POOL]
 
 
 def test_dropping_more_than_a_slab_holds_is_noticed():
