@@ -99,8 +99,8 @@ class Sketch:
 def draw(seed: int) -> Sketch:
     """Return the world of a seed."""
     random = Random(seed)
-    pools = _pools(random)
-    longest = random.choice((8, 16, 24, 40, 64))
+    longest = random.choice((8, 16, 24, 32, 48))
+    pools = _pools(random, longest)
     granule = max((pool.page_tokens for pool in pools if pool.is_positional), default=1)
     rules = _rules(random, longest, granule)
     layout, caps = _arena(random, pools, rules, longest)
@@ -113,7 +113,7 @@ def draw(seed: int) -> Sketch:
 # ---- memory
 
 
-def _pools(random: Random) -> tuple[PoolLayout, ...]:
+def _pools(random: Random, longest: int) -> tuple[PoolLayout, ...]:
     kinds: list[Retention] = [Full()] if random.random() < 0.8 else []
     others: list[Retention] = [
         Sliding(random.randint(1, 20)),
@@ -124,14 +124,14 @@ def _pools(random: Random) -> tuple[PoolLayout, ...]:
     random.shuffle(others)
     kinds += others[: random.randint(0 if kinds else 1, 3 - len(kinds))]
     kinds.sort(key=_rank)
-    per_slab = [random.randint(1, 5) for _ in kinds]
+    per_slab = [random.randint(1, 6) for _ in kinds]
     slab_bytes = UNIT_BYTES * lcm(*per_slab)
     return tuple(
         PoolLayout(
             describe(kind),
             kind,
             (),
-            1 if isinstance(kind, State) else 2 ** random.randint(0, 3),
+            1 if isinstance(kind, State) else 2 ** random.randint(0, 3 if longest > 16 else 1),
             slab_bytes // pages,
             pages,
             slab_bytes // pages,
@@ -162,7 +162,7 @@ def _arena(
     """
     slab_bytes = pools[0].stride_bytes * pools[0].pages_per_slab
     ratio = random.choice((0.3, 0.8, 1.5)) if len(pools) > 1 and random.random() < 0.3 else None
-    spare = random.choice((0, 0, 1, 2, 4, 8))
+    spare = random.choice((0, 0, 0, 1, 2, 4))
     for slabs in range(1, MOST_SLABS):
         layout = ArenaLayout(pools, slab_bytes, slabs, slabs * slab_bytes)
         caps = None if ratio is None else static_caps(layout, ratio)
@@ -178,9 +178,9 @@ def _arena(
 
 
 def _rules(random: Random, longest: int, granule: int) -> Rules:
-    slots = random.randint(1, 6)
+    slots = random.choice((2, 3, 5, 8))
     lookahead = random.choice((0, 0, 0, 1, 3))
-    admission: Admission = ("expected", random.choice((0.3, 0.8, 0.9))) if random.random() < 0.7 else ("guaranteed",)
+    admission: Admission = ("expected", random.choice((0.3, 0.8, 0.9))) if random.random() < 0.8 else ("guaranteed",)
     return Rules(
         step_tokens=slots * (1 + lookahead) + granule + random.choice((0, 0, 3, 16, 64)),
         max_running_requests=slots,
@@ -188,7 +188,7 @@ def _rules(random: Random, longest: int, granule: int) -> Rules:
         vocab_size=VOCAB,
         admission=admission,
         default_max_tokens=random.randint(1, longest),
-        eos_token_ids=tuple(random.sample(range(VOCAB), random.choice((0, 2, 8)))),
+        eos_token_ids=tuple(random.sample(range(VOCAB), random.choice((0, 0, 1, 4)))),
         prefix_cache=random.random() < 0.6,
         prefill_delay_seconds=random.choice((0.0, 0.0, 0.0, 3.0)),
         prefill_delay_tokens=random.randint(1, 2 * longest),
@@ -198,7 +198,7 @@ def _rules(random: Random, longest: int, granule: int) -> Rules:
 
 def _classes(random: Random, rules: Rules, longest: int) -> tuple[int, ...]:
     """Return classes of outputs that are known to end early, so that grants are small and must be extended."""
-    if rules.is_guaranteed or random.random() < 0.2:
+    if rules.is_guaranteed or random.random() < 0.1:
         return ()
     return tuple(1 << power for power in range(longest.bit_length()) if 1 << power < longest)
 
@@ -211,7 +211,7 @@ def _clients(random: Random, longest: int, rules: Rules) -> tuple[Client, ...]:
     clients: list[Client] = []
     now = 0.0
     for _ in range(random.randint(1, 4)):
-        for _ in range(random.randint(1, 5)):
+        for _ in range(random.randint(1, 6)):
             clients.append(_client(random, f"c{len(clients)}", now, texts, longest))
             now += random.choice((0.0, 0.0, 0.0, 0.5))
         now += random.choice((1.0, 4.0, 15.0, 60.0))
@@ -221,16 +221,17 @@ def _clients(random: Random, longest: int, rules: Rules) -> tuple[Client, ...]:
 
 
 def _client(random: Random, name: str, now: float, texts: list[Text], longest: int) -> Client:
-    prompt = _prompt(random, texts, random.randint(1, longest - 1))
+    most = longest - 1 if random.random() < 0.5 else max(1, longest // 4)
+    prompt = _prompt(random, texts, random.randint(1, most))
     texts.append(prompt)
     room = longest - len(prompt)
-    wanted = None if random.random() < 0.1 else random.randint(1, room)
+    wanted = random.choice((None, room, random.randint(1, room), random.randint(1, room), random.randint(1, room)))
     if random.random() < 0.04:
         wanted = room + random.randint(1, 5)  # too long for the model: it must be refused at the door
     params = SamplingParams(
         temperature=0.0,
         max_tokens=wanted,
-        ignore_eos=random.random() < 0.2,
+        ignore_eos=random.random() < 0.1,
         min_tokens=random.randint(0, wanted or room) if random.random() < 0.1 else 0,
     )
     priority = random.choice((0, 0, 0, 0, -1, 1))
@@ -253,8 +254,8 @@ def _prompt(random: Random, texts: list[Text], tokens: int) -> Text:
     """Return a prompt that mostly begins like a text that was there before."""
     if random.random() < 0.25:
         return _words(random, tokens)
-    before = random.choice(texts)
-    shared = before[: min(tokens, random.randint(1, len(before)))]
+    before = random.choice(texts[-3:])
+    shared = before[: len(before) if random.random() < 0.5 else random.randint(1, len(before))][:tokens]
     return shared + _words(random, tokens - len(shared))
 
 

@@ -40,7 +40,7 @@ MOST_STEPS = 4000
 """No world needs more: its requests have at most some 2,000 tokens together."""
 STEP_SECONDS = 1.0
 TOKEN_SECONDS = 1 / 32
-PLANS_PER_CHECK = 4
+PLANS_PER_CHECK = 8
 """Everything is recounted after every result and abort, and after each so many-th plan while it is outstanding."""
 Act = Callable[[], None]
 
@@ -157,7 +157,7 @@ class World:
 
     def _step(self) -> bool:
         """Plan and compute one step; what comes while it is computed is handled before its result."""
-        plan = self.scheduler.plan(self.now)
+        plan = self.scheduler.plan(self.now, self.sketch.leap_tokens)
         self._take(self.scheduler.take_updates())
         if plan is None:
             return False
