@@ -32,9 +32,20 @@ if TYPE_CHECKING:
     from halocline.sim.workload import Workload
 
 __all__ = [
-    "Answer", "LoadError", "Prepared", "ReplaySettings", "ask", "first_model", "open_client", "prepare", "read_figures",
-    "run", "summary", "summary_width", "write",
-]  # fmt: skip
+    "Answer",
+    "LoadError",
+    "Prepared",
+    "ReplaySettings",
+    "as_json",
+    "ask",
+    "first_model",
+    "open_client",
+    "prepare",
+    "read_figures",
+    "run",
+    "summary",
+    "write",
+]
 
 OnProgress = Callable[[int, "Progress"], None]
 """Called with the number of the run and how far it is."""
@@ -138,18 +149,11 @@ def as_json(record: Mapping[str, Any]) -> str:
     return text_of(record)
 
 
-def summary(record: Mapping[str, Any]) -> Table:
-    """Return the record as a table for the terminal."""
-    from halocline.sim.report.summary import table
+def summary(record: Mapping[str, Any], width: int | None = None) -> list[Table]:
+    """Return the record as tables for a terminal of `width` columns; as one where any width will do."""
+    from halocline.sim.report.summary import tables
 
-    return table(record)
-
-
-def summary_width(record: Mapping[str, Any]) -> int:
-    """Return how many columns that table needs."""
-    from halocline.sim.report.summary import width
-
-    return width(record)
+    return tables(record, width)
 
 
 # ---- what is asked

@@ -17,6 +17,8 @@ from halocline.cli.options import with_record
 if TYPE_CHECKING:
     from rich.console import Console
 
+WIDEST = 10_000
+"""Columns of a table that no terminal limits."""
 LINE_SECONDS = 5.0
 """Where nobody can see a bar, a line is written so often for each run."""
 
@@ -32,9 +34,9 @@ def replay(settings: root.ReplaySettings) -> None:
     paths = root.write(settings, record)
     # Whoever pipes the figures into a program still sees the table.
     console = Console(stderr=settings.json == "-", highlight=False)
-    if not console.is_terminal:
-        console = Console(stderr=settings.json == "-", highlight=False, width=root.summary_width(record))
-    console.print(root.summary(record))
+    width = console.width if console.is_terminal else None
+    for table in root.summary(record, width):
+        console.print(table, width=None if width else WIDEST, crop=False)
     for words, times in errors(record):
         console.print(f"{times} times: {words}", markup=False, soft_wrap=True)
     for path in paths:

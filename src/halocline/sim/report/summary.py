@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from halocline.sim.report.figure import Figure
 from halocline.sim.report.figures import lines
 
-COLUMN_WIDTH = 14
+COLUMN_WIDTH = 12
+SEPARATOR_WIDTH = 3
 
 
-def table(document: Mapping[str, Any]) -> Table:
-    """Return the table of all runs of a report. Names out of files are text, never markup."""
+def tables(document: Mapping[str, Any], width: int | None = None) -> list[Table]:
+    """Return the table of all runs of a report; several, each of some of them, where `width` columns are too few.
+
+    Names out of files are text, never markup.
+    """
     outcomes = document["outcomes"]
+    shown = lines(outcomes)
+    widest = max(COLUMN_WIDTH, *(len(str(outcome["policy"])) for outcome in outcomes)) + SEPARATOR_WIDTH
+    labels = max(len(figure.title) for figure, _ in shown)
+    at_once = len(outcomes) if width is None else max(1, (width - labels) // widest)
     first = outcomes[0]
     title = f"{first['workload']} on {first['model']}, {first['loop']} loop"
+    return [
+        _table(title, [str(outcome["policy"]) for outcome in outcomes[at : at + at_once]], shown, at)
+        for at in range(0, len(outcomes), at_once)
+    ]
+
+
+def _table(title: str, names: Sequence[str], shown: Sequence[tuple[Figure, list[str]]], at: int) -> Table:
+    """Return a table of the runs from number `at` on that are called `names`."""
     made = Table(title=Text(title), title_justify="left", show_edge=False, pad_edge=False)
     made.add_column(Text(""), no_wrap=True)
-    for outcome in outcomes:
-        made.add_column(Text(str(outcome["policy"])), justify="right", no_wrap=True)
+    for name in names:
+        made.add_column(Text(name), justify="right", no_wrap=True, min_width=COLUMN_WIDTH)
     group = None
-    for figure, texts in lines(outcomes):
+    for figure, texts in shown:
         if group is not None and group != figure.group:
             made.add_section()
         group = figure.group
-        made.add_row(Text(figure.title), *map(Text, texts))
+        made.add_row(Text(figure.title), *map(Text, texts[at : at + len(names)]))
     return made
-
-
-def width(document: Mapping[str, Any]) -> int:
-    """Return the columns that the table needs where no terminal says how many there are."""
-    outcomes = document["outcomes"]
-    titles = [len(figure.title) for figure, _ in lines(outcomes)]
-    return max(titles) + sum(max(COLUMN_WIDTH, len(str(outcome["policy"]))) + 3 for outcome in outcomes)

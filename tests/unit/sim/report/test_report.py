@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -56,11 +57,11 @@ def page() -> Page:
     return Page(html.page(document()))
 
 
-def printed(record: dict[str, Any]) -> list[str]:
-    console = Console(width=summary.width(record), record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    with console.file:
-        console.print(summary.table(record))
-        return console.export_text().splitlines()
+def printed(record: dict[str, Any], width: int | None = None) -> list[str]:
+    console = Console(width=width or 1000, file=io.StringIO())
+    for table in summary.tables(record, width):
+        console.print(table)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
 def test_the_table_has_a_column_per_policy_and_a_line_per_figure() -> None:
@@ -80,6 +81,16 @@ def test_every_line_of_the_table_is_whole_where_no_terminal_sets_a_width() -> No
     lines = printed(document(*many))
     assert "…" not in "".join(lines)
     assert any(line.count("00ff00ff00ff") == 8 for line in lines)
+
+
+def test_a_narrow_terminal_gets_several_tables_and_no_figure_is_cut() -> None:
+    record = document(*(outcome(f"static:0.{number}") for number in range(1, 6)))
+    lines = printed(record, 80)
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    assert [line.count("36.00") for line in lines if "36.00" in line] == [3, 2]
+    heads = " ".join(lines)
+    assert all(f"static:0.{number}" in heads for number in range(1, 6))
 
 
 def test_a_figure_that_no_run_has_has_no_line() -> None:
