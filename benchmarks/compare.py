@@ -1,0 +1,220 @@
+"""What the shared arena buys: requests that run at once in a saturated queue, by policy, for five shapes on two traces.
+
+    make compare                                       the table, its checks, and benchmarks/results/compare.{md,json}
+    python benchmarks/compare.py --shapes gemma-3-27b --requests 1000 --results /tmp/out
+
+The shipped scheduler, cache and arena serve the traces from $HALOCLINE_DATA under a fake clock (where the files are
+absent: from generators with their statistics, and the table says so), all of a queue waiting from the start, in 60 GiB
+of KV, with the prefix cache on and admission `expected 0.8`. Policies:
+
+    shared        one arena
+    static:0.8    window pools sized for 0.8 of the full pool's tokens, as a leading engine does by default
+    best static   the ratio that holds most on this very trace: in hindsight. The arithmetic bound (sim/bound.py) names
+                  a ratio; it and two 10 % beside it are measured, and the best of them stands in the table
+    equal-pages   every kind padded to pages of one size
+    full          every layer keeps every position
+
+To take minutes and not hours, a queue is a cut of its trace (`queues.py`), and decodes leap several tokens per plan
+where nobody prefills. What both do to a ratio is measured on one shape: the same queue without leaps, the whole trace.
+Nothing is random, so all figures but the wall times repeat exactly. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from queues import Json, Task, best_ratio_by_arithmetic, bound_of, measure, run_all, trace, with_policy
+
+from halocline.units import GIB, format_bytes, parse_bytes
+
+SHAPES = ("gpt-oss-120b", "gemma-3-27b", "gemma-4-31b-like", "llama-4-scout", "mimo-v2-flash-like")
+TRACES = ("mooncake", "azure")
+FIXED = ("shared", "static:0.8", "equal-pages", "full")
+CHECKED = ("gemma-3-27b", "mooncake")
+CHECKED_POLICIES = ("shared", "static:0.8")
+BESIDE = 1.1
+"""Ratios this much above and below the arithmetic's best are measured too."""
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def ratio_text(ratio: float) -> str:
+    """Write a ratio with three digits, as it stands in a policy's name."""
+    return f"static:{float(f'{ratio:.3g}'):g}"
+
+
+def main() -> None:
+    arguments = read_arguments()
+    tasks = [
+        Task(
+            shape,
+            name,
+            "shared",
+            arguments.kv_bytes,
+            arguments.requests,
+            arguments.leap,
+            step_tokens=arguments.step_tokens,
+        )
+        for shape in arguments.shapes
+        for name in arguments.traces
+    ]
+    best = find_ratios(tasks, arguments.processes)
+    found = run_all(all_calls(tasks, best, arguments), arguments.processes, lambda label, answer: None)
+    record: Json = {
+        "kv_bytes": arguments.kv_bytes,
+        "step_tokens": arguments.step_tokens,
+        "leap_tokens": arguments.leap,
+        "queues": {name: trace(name, arguments.requests).source for name in arguments.traces},
+        "rows": [row_of(task, best[key_of(task)], found) for task in tasks],
+        "checks": checks_of(found, arguments),
+        "wall_seconds": round(sum(answer["wall_seconds"] for answer in found.values())),
+    }
+    text = table_of(record)
+    print(text)
+    write(record, text, arguments.results)
+    print(json.dumps(record))
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Concurrency of every policy in saturated queues.")
+    parser.add_argument("--requests", type=int, default=4100, help="about so many of each trace; 0: all")
+    parser.add_argument("--leap", type=int, default=16, help="most tokens of a decode under one plan")
+    parser.add_argument("--kv-bytes", type=parse_bytes, default=60 * GIB)
+    parser.add_argument("--step-tokens", type=int, default=8192)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--shapes", nargs="+", default=SHAPES)
+    parser.add_argument("--traces", nargs="+", default=TRACES, choices=TRACES)
+    parser.add_argument(
+        "--no-checks", action="store_true", help="leave out the runs without leaps and of the whole trace"
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for compare.json and compare.md")
+    return parser.parse_args()
+
+
+def key_of(task: Task) -> str:
+    return f"{task.shape}, {task.trace}"
+
+
+def find_ratios(tasks: Sequence[Task], processes: int) -> dict[str, float]:
+    """Return the best static ratio of each queue by arithmetic, on a third of its requests."""
+    calls = [
+        (key_of(task), best_ratio_by_arithmetic, replace(task, requests=max(700, task.requests // 3))) for task in tasks
+    ]
+    return run_all(
+        calls, processes, lambda label, ratio: print(f"{label}: the arithmetic holds most under {ratio_text(ratio)}")
+    )
+
+
+def candidates(ratio: float) -> tuple[str, ...]:
+    """Return the static policies that are measured besides static:0.8."""
+    return tuple(map(ratio_text, (ratio / BESIDE, ratio, ratio * BESIDE)))
+
+
+def all_calls(
+    tasks: Sequence[Task], best: dict[str, float], arguments: argparse.Namespace
+) -> list[tuple[str, Callable[[Any], Any], Any]]:
+    """Return every replay, the longest first, so that the last ones are short."""
+    calls: list[tuple[str, Callable[[Any], Any], Any]] = []
+    checked = [task for task in tasks if (task.shape, task.trace) == CHECKED]
+    if checked and not arguments.no_checks:
+        for policy in CHECKED_POLICIES:
+            task = with_policy(checked[0], policy)
+            calls.append((f"whole trace: {policy}", measure, replace(task, requests=0)))
+            calls.append((f"without leaps: {policy}", measure, replace(task, leap=1)))
+            calls.append((f"without prefix cache: {policy}", measure, replace(task, prefix_cache=False)))
+    for task in tasks:
+        policies = dict.fromkeys((*FIXED, *candidates(best[key_of(task)])))
+        calls += [(f"{key_of(task)}: {policy}", measure, with_policy(task, policy)) for policy in policies]
+    return calls
+
+
+def row_of(task: Task, ratio: float, found: dict[str, Json]) -> Json:
+    """Return one row of the table: every policy's figures, and what shared holds over the static ones."""
+    cells = {policy: found[f"{key_of(task)}: {policy}"] for policy in dict.fromkeys((*FIXED, *candidates(ratio)))}
+    split = [policy for policy in cells if policy.startswith("static:")]
+    best = max(split, key=lambda policy: cells[policy]["concurrency"])
+    shared = cells["shared"]["concurrency"]
+    bound = {"shared": bound_of(task).concurrency, "static:0.8": bound_of(task, 0.8).concurrency}
+    return {
+        "shape": task.shape,
+        "trace": task.trace,
+        "best_static": best,
+        "over_static_0.8": shared / cells["static:0.8"]["concurrency"],
+        "over_best_static": shared / cells[best]["concurrency"],
+        "bound_without_reuse": bound,
+        "policies": cells,
+    }
+
+
+def checks_of(found: dict[str, Json], arguments: argparse.Namespace) -> Json:
+    """Return shared over static:0.8 of the checked queue, as measured and with each simplification undone."""
+    variants = {
+        "as measured": f"{CHECKED[0]}, {CHECKED[1]}",
+        "without leaps": "without leaps",
+        "whole trace": "whole trace",
+        "without prefix cache": "without prefix cache",
+    }
+    checks: Json = {}
+    for name, label in variants.items():
+        answers = [found.get(f"{label}: {policy}") for policy in CHECKED_POLICIES]
+        if answers[0] is not None and answers[1] is not None:
+            shared, split = answers[0]["concurrency"], answers[1]["concurrency"]
+            checks[name] = {"shared": shared, "static:0.8": split, "ratio": shared / split}
+    for name in checks:
+        checks[name]["ratio_change"] = checks[name]["ratio"] / checks["as measured"]["ratio"] - 1
+    return checks
+
+
+def table_of(record: Json) -> str:
+    """Return the table in Markdown, with what was measured and how."""
+    lines = [
+        f"Requests that run at once in a saturated queue, {format_bytes(record['kv_bytes'])} of KV, prefix cache on; "
+        "in brackets the share of prompt tokens that the cache had.",
+        "",
+        *(f"* {name}: {source}" for name, source in record["queues"].items()),
+        f"* steps of at most {record['step_tokens']:,} tokens; leaps of at most {record['leap_tokens']} tokens",
+        "",
+        "| shape | trace | shared | static:0.8 | best static | equal-pages | full | over static:0.8 | over best |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        cells = row["policies"]
+
+        def cell(policy: str, cells: Json = cells) -> str:
+            return f"{cells[policy]['concurrency']:.1f} ({cells[policy]['hit_rate']:.1%})"
+
+        best = row["best_static"]
+        lines.append(
+            f"| {row['shape']} | {row['trace']} | {cell('shared')} | {cell('static:0.8')} | {cell(best)} {best[7:]} "
+            f"| {cell('equal-pages')} | {cell('full')} | {row['over_static_0.8']:.2f} | {row['over_best_static']:.2f} |"
+        )
+    if record["checks"]:
+        lines += [
+            "",
+            f"{CHECKED[0]} on {CHECKED[1]}, each simplification undone alone:",
+            "",
+            "| queue | shared | static:0.8 | ratio | against the table |",
+            "|---|---|---|---|---|",
+            *(
+                f"| {name} | {check['shared']:.1f} | {check['static:0.8']:.1f} | {check['ratio']:.3f} "
+                f"| {check['ratio_change']:+.1%} |"
+                for name, check in record["checks"].items()
+            ),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def write(record: Json, text: str, folder: Path) -> None:
+    """Write compare.json and compare.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "compare.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (folder / "compare.md").write_text("# What the shared arena buys\n\n" + text, encoding="utf-8")
+    print(f"written to {folder / 'compare.json'} and compare.md")
+
+
+if __name__ == "__main__":
+    main()
