@@ -66,8 +66,8 @@ class Stopwatch:
 
         With instant prefill these are the seconds of its decodes alone, 0 where there are none.
         """
-        starts = plan.positions[plan.query_starts[:decodes]]
         tokens = leap_of(plan)
+        starts = plan.positions[: decodes * tokens : tokens]  # decodes stand first, each with as many rows
         if tokens > 1:
             return self._cost.leap_seconds(starts, tokens)
         if self._instant_prefill:

@@ -126,6 +126,7 @@ class CostModel:
     def __init__(self, shape: Shape, device: Device, weight_bytes: float = 2.0) -> None:
         """`weight_bytes` is what the device reads of one weight. Raises ConfigError when the parameters are unknown."""
         self.kinds = kinds_of(shape.layers)
+        self._factors = [(kind.retention, kind.pair_flops, kind.layers, kind.position_traffic) for kind in self.kinds]
         self._device = device
         measured = device.points or device.coefficients is not None
         if shape.parameters is None and not measured:
@@ -144,29 +145,29 @@ class CostModel:
     def seconds(self, decode_starts: Counts, chunks: Sequence[tuple[int, int]] = ()) -> float:
         """Return what one step takes: a token of each decode, at position `decode_starts`, and chunks (start, end)."""
         tokens, flops, pairs, read_bytes = len(decode_starts), 0, 0, 0
-        for kind in self.kinds:
-            seen = int(_visible(kind.retention, decode_starts).sum()) if tokens else 0
-            flops += seen * kind.pair_flops
-            pairs += seen * kind.layers
-            read_bytes += seen * kind.position_traffic
+        for retention, pair_flops, layers, traffic in self._factors:
+            seen = seen_by(retention, decode_starts)
+            flops += seen * pair_flops
+            pairs += seen * layers
+            read_bytes += seen * traffic
         for start, end in chunks:
             tokens += end - start
-            for kind in self.kinds:
-                count = pairs_of(kind.retention, start, end)
-                flops += count * kind.pair_flops
-                pairs += count * kind.layers
-                read_bytes += positions_read(kind.retention, start, end) * kind.position_traffic
+            for retention, pair_flops, layers, traffic in self._factors:
+                count = pairs_of(retention, start, end)
+                flops += count * pair_flops
+                pairs += count * layers
+                read_bytes += positions_read(retention, start, end) * traffic
         return float(self._step_seconds(tokens, flops, pairs, read_bytes))
 
     def leap_seconds(self, decode_starts: Counts, tokens: int) -> float:
         """Return what a leap takes: so many steps in a row, each with one token of every decode."""
         positions = decode_starts[:, None] + np.arange(tokens)
         flops, pairs, read_bytes = (np.zeros(tokens, dtype=np.int64) for _ in range(3))
-        for kind in self.kinds:
-            seen = _visible(kind.retention, positions).sum(axis=0)
-            flops += seen * kind.pair_flops
-            pairs += seen * kind.layers
-            read_bytes += seen * kind.position_traffic
+        for retention, pair_flops, layers, traffic in self._factors:
+            seen = _visible(retention, positions).sum(axis=0)
+            flops += seen * pair_flops
+            pairs += seen * layers
+            read_bytes += seen * traffic
         decodes = np.full(tokens, len(decode_starts))
         return float(np.sum(self._step_seconds(decodes, flops, pairs, read_bytes)))
 
@@ -183,7 +184,8 @@ class CostModel:
         compute = compute + flops / (device.flops_per_second * device.attention_efficiency)
         moved = self.weights_read(tokens) + read_bytes + tokens * self._written_bytes
         memory = moved / (device.bytes_per_second * device.memory_efficiency)
-        return np.maximum(compute, memory) + device.step_overhead_seconds
+        longer = max(compute, memory) if isinstance(tokens, int) else np.maximum(compute, memory)
+        return longer + device.step_overhead_seconds
 
     def weights_read(self, tokens: Count) -> Seconds:
         """Return the bytes of weights that a step of so many tokens reads: all, or the experts that they touch."""
@@ -191,6 +193,17 @@ class CostModel:
             return self._parameters * self._weight_bytes
         untouched = (1 - self._active / self._parameters) ** tokens
         return self._parameters * self._weight_bytes * (1 - untouched)
+
+
+def seen_by(retention: Retention, positions: Counts) -> int:
+    """Return how many positions tokens at `positions` see, all together."""
+    match retention:  # the common kinds without an array between: this is asked at every step
+        case Full():
+            return int(np.add.reduce(positions)) + len(positions)
+        case Sliding(window):
+            return int(np.add.reduce(np.minimum(positions, window - 1))) + len(positions)
+        case _:
+            return int(np.add.reduce(_visible(retention, positions)))
 
 
 def _visible(retention: Retention, positions: Counts) -> Counts:

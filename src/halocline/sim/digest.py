@@ -7,10 +7,10 @@ Nothing of time: a run that decides the same at other times has the same digest.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
-
-import numpy as np
+from typing import Any
 
 from halocline.step import StepPlan
 
@@ -22,20 +22,19 @@ class Digest:
         self._hash = blake2b(digest_size=16)
         self._ids: list[str] = []
 
-    def step(self, plan: StepPlan, pages: Sequence[float]) -> None:
+    def step(self, plan: StepPlan, pages: Sequence[int]) -> None:
         """Take in a plan and the counts of the arena under it."""
-        take = self._hash.update
         ids = [segment.request_id for segment in plan.segments]
         if ids != self._ids:  # who decodes changes seldom
             self._ids = ids
-            take("\n".join(ids).encode())
-        take(np.array((plan.step, *pages), dtype=np.int64).tobytes())
-        take(plan.query_starts.tobytes())
-        take(plan.positions[plan.query_starts[:-1]].tobytes())
-        for move in plan.moves:
-            take(b"%d %d %d;" % (move.pool, move.source, move.target))
-        for table in plan.tables:
-            take(table.pages[table.page_starts[1:] - 1].tobytes())
+            self._hash.update("\n".join(ids).encode())
+        parts: list[Any] = [array("q", (plan.step, *pages)), plan.query_starts, plan.positions[plan.query_starts[:-1]]]
+        parts += [table.pages[table.page_starts[1:] - 1] for table in plan.tables]
+        if plan.moves:
+            parts.append(
+                array("q", (number for move in plan.moves for number in (move.pool, move.source, move.target)))
+            )
+        self._hash.update(b"".join(parts))
 
     def end(self, request_id: str, how: str) -> None:
         """Take in that a request ended."""

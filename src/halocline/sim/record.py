@@ -4,15 +4,16 @@ The driver tells of every interval of simulated time (a step, a leap, or idlenes
 
     running | waiting | free slabs | held pages per pool | cached pages per pool | waiting by reason
 
-Rows are weighted with the interval's seconds and summed three times: over the run, over its middle (see
-`halocline.sim.outcome`) and over the time in which somebody waited for memory. All of them are counts, so that bytes
-and shares are found at the end, once.
+Rows are weighted with the interval's seconds and summed by phase: inside the middle of the run or not (see
+`halocline.sim.outcome`), while somebody waits for memory or not. All of them are counts, so that bytes and shares are
+found at the end, once.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
@@ -27,8 +28,18 @@ RUNNING, WAITING, FREE, HELD = 0, 1, 2, 3
 MEMORY_REASONS = frozenset({"memory", "senior-short"})
 PRESSING_REASONS = MEMORY_REASONS | {"slots"}
 _AT = {code: at for at, code in enumerate(REASONS)}
-_ONE_HOT = {code: tuple(float(each == code) for each in REASONS) for code in REASONS}
 NOBODY = (0.0,) * len(REASONS)
+
+
+@dataclass(slots=True)
+class _Phase:
+    """Rows weighted with seconds, summed, and the seconds."""
+
+    sums: NDArray[np.float64]
+    seconds: float = 0.0
+
+    def means(self) -> NDArray[np.float64]:
+        return self.sums / self.seconds if self.seconds else self.sums
 
 
 class Recorder:
@@ -42,10 +53,9 @@ class Recorder:
         self._cached = HELD + pools
         self._reasons = HELD + 2 * pools
         columns = self._reasons + len(REASONS)
-        self._sums = np.zeros(columns)
-        self._middle_sums = np.zeros(columns)
-        self._memory_sums = np.zeros(columns)
-        self._seconds = self._middle_seconds = self._memory_seconds = 0.0
+        self._phases = {
+            (middle, short): _Phase(np.zeros(columns)) for middle in (False, True) for short in (False, True)
+        }
         self._series = Thinned(columns)
         self._pressed_at: float | None = None
         self._drained_at: float | None = None
@@ -73,14 +83,9 @@ class Recorder:
         if reason:
             row[self._reasons + _AT[reason]] = waiting
         row *= seconds
-        self._sums += row
-        self._seconds += seconds
-        if self._in_middle:
-            self._middle_sums += row
-            self._middle_seconds += seconds
-        if reason in MEMORY_REASONS:
-            self._memory_sums += row
-            self._memory_seconds += seconds
+        phase = self._phases[self._in_middle, reason in MEMORY_REASONS]
+        phase.sums += row
+        phase.seconds += seconds
         self._series.add(start, seconds, row)
 
     @property
@@ -126,16 +131,23 @@ class Recorder:
 
     @property
     def _has_middle(self) -> bool:
-        return self.loop == "saturated" and self._middle_seconds > 0
+        return self.loop == "saturated" and self._sum(middle=True).seconds > 0
+
+    def _sum(self, *, middle: bool | None = None, short: bool | None = None) -> _Phase:
+        """Return the sums over the phases that are asked for: None means both."""
+        total = _Phase(np.zeros_like(self._phases[False, False].sums))
+        for (in_middle, is_short), phase in self._phases.items():
+            if middle in (None, in_middle) and short in (None, is_short):
+                total.sums += phase.sums
+                total.seconds += phase.seconds
+        return total
 
     def _means(self) -> NDArray[np.float64]:
         """Return the mean row over the middle."""
-        if self._has_middle:
-            return self._middle_sums / self._middle_seconds
-        return self._sums / self._seconds if self._seconds else self._sums
+        return self._sum(middle=True).means() if self._has_middle else self._sum().means()
 
     def _means_while_short(self) -> NDArray[np.float64]:
-        return self._memory_sums / self._memory_seconds if self._memory_seconds else self._memory_sums
+        return self._sum(short=True).means()
 
     def requests(self, arrived: int) -> RequestCounts:
         """Return how requests ended, of `arrived`."""
@@ -172,7 +184,7 @@ class Recorder:
         padding = float(live @ np.array([pool.padding_bytes for pool in layout.pools]))
         free = float(means[FREE]) * layout.slab_bytes
         total = layout.arena_bytes
-        holes = total - free - sum(held) - sum(cached) if self._seconds else 0.0
+        holes = total - free - sum(held) - sum(cached) if self._end else 0.0
         short = sum(self._bytes(self._means_while_short(), HELD))
         return ArenaUse(total, sum(held) / total, sum(cached) / total, holes / total, padding / total, short / total)
 
@@ -181,9 +193,8 @@ class Recorder:
 
     def waiting_seconds(self) -> dict[str, float]:
         """Return request-seconds of waiting by reason code; codes that never stood are left out."""
-        return {
-            code: float(self._sums[self._reasons + at]) for code, at in _AT.items() if self._sums[self._reasons + at]
-        }
+        sums = self._sum().sums[self._reasons :]
+        return {code: float(total) for code, total in zip(REASONS, sums, strict=True) if total}
 
     def series(self) -> Series:
         """Return the run over time."""
@@ -207,11 +218,8 @@ class Recorder:
             pages(self._cached),
             tuple(free.tolist()),
             tuple((layout.arena_bytes - free - live).tolist()),
-            {code: tuple(means[:, self._reasons + at].tolist()) for code, at in _AT.items() if self._stood(code)},
+            {code: tuple(means[:, self._reasons + _AT[code]].tolist()) for code in self.waiting_seconds()},
         )
-
-    def _stood(self, code: str) -> bool:
-        return bool(self._sums[self._reasons + _AT[code]])
 
 
 def percentile(values: Sequence[float], share: float) -> float:

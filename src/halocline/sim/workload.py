@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 Run = tuple[int, int]
 """(content id, tokens)"""
 
@@ -48,10 +46,10 @@ class Job:
 
     def tokens(self) -> tuple[int, ...]:
         """Return the prompt as token ids, each content id as often as its run is long."""
-        if not self.prompt:
-            return ()
-        ids, counts = zip(*self.prompt, strict=True)
-        return tuple(np.repeat(np.array(ids, dtype=np.int64), counts).tolist())
+        tokens: list[int] = []
+        for content, count in self.prompt:
+            tokens += [content] * count  # one integer many times: ten times as fast as as many equal integers
+        return tuple(tokens)
 
 
 @dataclass(frozen=True, slots=True)
