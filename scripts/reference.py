@@ -140,8 +140,8 @@ differs from a simulation:
   there, which is all that a client can see.
 * Contents become token ids from 20 to 119, the same for the same content, so that equal beginnings are equal and
   every vocabulary has them; `--text` sends words instead, about a token each.
-* An answer's own tokens are not those that the trace has in a later turn's prompt: reuse ends where the earlier
-  prompt ended.
+* A later turn has the answer that was given in its prompt, where the server tells its tokens (`return_token_ids`);
+  elsewhere it has the trace's, and reuse ends where the earlier prompt ended.
 * `tokens.cached` and `hit_rate` are there if the server tells `cached_tokens` in `usage`; arena, moves, retractions
   and computed tokens if it is a Halocline, from its `/metrics`. Steps, digest and padding are not.
 * A request that is answered 4xx is *rejected*, any other error makes it *failed*; `errors` has the server's words and

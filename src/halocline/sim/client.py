@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -37,6 +37,8 @@ class Answer:
     total_seconds: float = 0.0
     cached_tokens: int | None = None
     """Prompt tokens that the server says it did not compute; None: it does not say."""
+    token_ids: list[int] = field(default_factory=list)
+    """What was generated, where it was asked for and the server tells."""
     pieces: int = 0
     """Events that brought a part of the answer; a piece is usually one token."""
 
@@ -81,13 +83,16 @@ async def ask(
     output_tokens: int,
     answer: Answer | None = None,
     on_first: Callable[[], None] = lambda: None,
+    *,
+    wants_ids: bool = False,
 ) -> Answer:
     """Send one greedy completion of exactly `output_tokens` and read it to its end.
 
     `answer` is filled as the pieces come, so that who is cancelled still has what was seen; `on_first` is called at the
-    first piece. Raises LoadError with the server's words when the request fails.
+    first piece; `wants_ids` asks the server for the tokens of its answer. Raises LoadError with the server's words when
+    the request fails.
     """
-    body = {
+    body: dict[str, Any] = {
         "model": model,
         "prompt": prompt,
         "max_tokens": output_tokens,
@@ -96,6 +101,8 @@ async def ask(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if wants_ids:
+        body["return_token_ids"] = True
     answer = Answer() if answer is None else answer
     start = time.perf_counter()
     try:
@@ -119,6 +126,7 @@ def _note(answer: Answer, event: dict[str, Any], seconds: float) -> bool:
     is_first = bool(event.get("choices")) and not answer.first_token_seconds
     if event.get("choices"):
         answer.pieces += 1
+        answer.token_ids += event["choices"][0].get("token_ids") or ()
         answer.first_token_seconds = answer.first_token_seconds or seconds
     if usage := event.get("usage"):
         answer.prompt_tokens = usage["prompt_tokens"]

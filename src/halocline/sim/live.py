@@ -98,6 +98,10 @@ class _Load:
 
     def __init__(self, target: Target, workload: Workload, client: httpx.AsyncClient, before: dict[str, float]) -> None:
         self._target, self._client, self._jobs = target, client, len(workload.jobs)
+        asked = {content for job in workload.jobs if job.after is not None for content, _ in job.prompt}
+        self._continued = {job.output_id for job in workload.jobs if job.output_id in asked}
+        """Answers that a later turn has in its prompt."""
+        self._said: dict[int, list[int]] = {}
         self._lobby = Lobby(workload, saturated=target.concurrency is not None, time_scale=target.time_scale)
         self._most = target.concurrency or self._jobs
         self._busy: dict[str, asyncio.Task[None]] = {}
@@ -162,13 +166,16 @@ class _Load:
 
     async def _ask(self, job: Job) -> None:
         gauge, answer = self.seen.gauge, Answer()
-        prompt = as_text(job) if self._target.as_text else as_token_ids(job)
+        prompt = as_text(job) if self._target.as_text else as_token_ids(job, self._said)
+        is_continued = job.output_id in self._continued and not self._target.as_text
 
         def first() -> None:
             gauge.change(self._now, running=1, waiting=-1)
 
         try:
-            await ask(self._client, self._target.model, prompt, job.output_tokens, answer, first)
+            await ask(
+                self._client, self._target.model, prompt, job.output_tokens, answer, first, wants_ids=is_continued
+            )
             if not answer.first_token_seconds:
                 raise LoadError("an answer held no token")
         except asyncio.CancelledError:
@@ -177,6 +184,9 @@ class _Load:
             self.seen.counts["rejected" if error.status in CLIENT_FAULT else "failed"] += 1
             self.seen.errors[str(error)] += 1
         else:
+            if is_continued:
+                self._said[job.output_id] = answer.token_ids
+                answer.token_ids = []
             self.seen.answers.append(answer)
             self.seen.short += answer.output_tokens < job.output_tokens
         finally:

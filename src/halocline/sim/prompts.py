@@ -4,17 +4,22 @@ A content id becomes a pattern of five tokens, its digits to the base 100 from t
 So equal runs are equal tokens, different contents differ within the first five, and no id is above 119 or below 20,
 where the special tokens usually are.
 
+An answer that was seen is passed on as it was: a later turn has its own tokens in its prompt.
+
     content 7       27 20 20 20 20 27 20 20 ...
     content 12345   65 43 21 20 20 65 43 21 ...
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, islice
+from types import MappingProxyType
 
 from halocline.sim.workload import Job
 
 FIRST_ID, IDS, DIGITS = 20, 100, 5
+NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 _WORDS = """
 the of and to in is you that it he was for on are as with his they at be this from have or by one had not but what all
 were when we there can an your which their said if do will each about how up out them then she many some so these would
@@ -26,19 +31,23 @@ WORDS = tuple(_WORDS.split())[:IDS]
 assert len(set(WORDS)) == IDS, f"{len(set(WORDS))} different words for {IDS} digits"
 
 
-def as_token_ids(job: Job) -> list[int]:
-    """Return the prompt as token ids from FIRST_ID to FIRST_ID + IDS - 1, exactly `prompt_tokens` of them."""
-    return [FIRST_ID + digit for digit in _digits(job)]
+def as_token_ids(job: Job, said: Mapping[int, Sequence[int]] = NOTHING) -> list[int]:
+    """Return the prompt as exactly `prompt_tokens` token ids from FIRST_ID to FIRST_ID + IDS - 1.
+
+    `said` has the tokens of answers by their content id: these are taken as they are, as far as they go.
+    """
+    found: list[int] = []
+    for content, tokens in job.prompt:
+        own = said.get(content, ())[:tokens]
+        found += own
+        found += [FIRST_ID + digit for digit in _digits(content, tokens - len(own))]
+    return found
 
 
 def as_text(job: Job) -> str:
     """Return the prompt as common English words, `prompt_tokens` of them: for most vocabularies about a token each."""
-    return " ".join(WORDS[digit] for digit in _digits(job))
+    return " ".join(WORDS[digit] for content, tokens in job.prompt for digit in _digits(content, tokens))
 
 
-def _digits(job: Job) -> list[int]:
-    found: list[int] = []
-    for content, tokens in job.prompt:
-        pattern = [content // IDS**place % IDS for place in range(DIGITS)]
-        found += islice(cycle(pattern), tokens)
-    return found
+def _digits(content: int, tokens: int) -> Iterator[int]:
+    return islice(cycle([content // IDS**place % IDS for place in range(DIGITS)]), tokens)

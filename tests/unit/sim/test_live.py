@@ -86,6 +86,14 @@ def test_a_later_turn_is_sent_when_the_one_before_has_ended_and_its_user_has_tho
     assert seen.seconds >= 0.3
 
 
+def test_a_later_turn_has_the_answer_that_was_given_in_its_prompt(server: LiveServer) -> None:
+    first = job("z1", tokens=64, output=33)
+    second = Job("z2", 0.0, (*first.prompt, (first.output_id, 33), (9, 10)), 4, 10**6 + 1, after="z1")
+    seen, _ = sent(server, first, second)
+    assert [answer.prompt_tokens for answer in seen.answers] == [64, 107]
+    assert seen.answers[1].cached_tokens == 96, "whole pages of 16, the answer's but its last token included"
+
+
 def test_a_client_that_goes_away_is_counted_and_its_memory_comes_back(server: LiveServer) -> None:
     _, run = sent(server, job("a", output=2000, abort_seconds=0.15), job("b", 0.05))
     assert (run["requests"]["aborted"], run["requests"]["finished"]) == (1, 1)
@@ -187,7 +195,7 @@ def test_whatever_a_server_answers_is_counted_and_never_ends_the_run(
 
 def test_a_defect_of_our_own_is_not_counted_as_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(stranger, monkeypatch)
-    monkeypatch.setattr(live, "as_token_ids", lambda job: 1 / 0)
+    monkeypatch.setattr(live, "as_token_ids", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         asyncio.run(run_live(Target(url="http://x", model="m"), workload(job("a")), lambda progress: None))
 
@@ -200,6 +208,12 @@ def test_prompts_have_their_length_and_ids_that_every_vocabulary_has() -> None:
     assert as_token_ids(made)[:8] == [65, 43, 21, 20, 20, 65, 43, 67]
     assert len(as_token_ids(made)) == made.prompt_tokens == len(as_text(made).split())
     assert all(FIRST_ID <= token < FIRST_ID + IDS for token in as_token_ids(made))
+
+
+def test_an_answer_that_was_seen_is_taken_as_it_was_as_far_as_it_goes() -> None:
+    made = Job("a", 0.0, ((3, 2), (50, 4)), 1, 60)
+    assert as_token_ids(made, {50: [201, 202, 203, 204, 205]}) == [23, 20, 201, 202, 203, 204]
+    assert as_token_ids(made, {50: [201]}) == [23, 20, 201, 70, 20, 20]
 
 
 def test_different_contents_differ_within_five_tokens_and_equal_ones_are_equal() -> None:
