@@ -237,7 +237,7 @@ class World:
                     self._take_token(asked, update)
                 case Rejected() if len(asked.prompt) + (asked.params.max_tokens or 1) > self.sketch.longest:
                     asked.end = "rejected"
-                case Failed() if self._leases:
+                case Failed() if self._leases and "what other owners hold" in update.message:
                     asked.end = "failed"  # another owner's bytes came between: that is told, and may be
                 case Rejected() | Failed():
                     raise BrokenLawError(f"L10: {update.request_id} is valid and cannot finish: {update.message}")
