@@ -19,14 +19,14 @@ from halocline.errors import InvariantError
 from halocline.memory.audit import Books, Violation, audit
 from halocline.memory.budget import Budget
 from halocline.memory.cached import CachedPages
-from halocline.memory.demand import Demand, zero
+from halocline.memory.demand import Demand
 from halocline.memory.evictable import Place, Ranking, Unit
 from halocline.memory.figures import ArenaFigures, figures
 from halocline.memory.grant import NO_HANDLES, Commit, Grant, Handles, Move, Order, Pin, Refusal
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.ledger import Ledger
 from halocline.memory.moves import make_room, reclaim_for
-from halocline.memory.orders import charge, hand_out, places_at_hand, undo
+from halocline.memory.orders import charge, columns, hand_out, hand_out_one, places_at_hand, undo
 from halocline.memory.owners import Owners
 from halocline.memory.partings import Partings
 from halocline.memory.pins import PinBoard
@@ -49,7 +49,6 @@ class Arena:
         self._ledger = Ledger(self.budget, self.owners)
         self._cached = CachedPages(self.pools, self._ledger, self.ranking)
         self._partings = Partings(self.pools, self.pins, self._cached)
-        self._nothing = zero(len(self.pools))
         self._none_evicted: tuple[Handles, ...] = (NO_HANDLES,) * len(self.pools)
 
     # ---- questions: they never act
@@ -131,10 +130,8 @@ class Arena:
         """
         budget = self.budget
         charge(orders, budget.names)
-        if len(orders) == 1:
-            totals: Sequence[int] = orders[0].pages
-        else:
-            totals = [sum(pages) for pages in zip(*[order.pages for order in orders], strict=True)] or self._nothing
+        pages = [] if len(orders) == 1 else columns(orders, len(self.pools))
+        totals = list(map(sum, pages)) or orders[0].pages
         moves: tuple[Move, ...] = ()
         evicted = self._none_evicted
         if (self.pins.open and self.pins.waits) or not places_at_hand(self.pools, budget, totals):
@@ -142,7 +139,8 @@ class Arena:
         for pool, total in enumerate(totals):
             budget.held[pool] += total
             budget.promised[pool] -= total
-        return Commit(hand_out(orders, self.pools), moves, evicted)
+        handles = hand_out(orders, self.pools, pages) if pages else hand_out_one(orders[0], self.pools)
+        return Commit(handles, moves, evicted)
 
     def free(self, grant: Grant, pool: int, handles: Handles) -> None:
         """Free pages of `grant`. Borrowed ones are paid back first; then its promise grows back: its demand stays.

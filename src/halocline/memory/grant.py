@@ -14,6 +14,7 @@ A grant is a promise of pages that cannot fail. Its ledger, per pool:
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import add, sub
 from typing import Literal
@@ -43,6 +44,40 @@ class Refusal:
     message: str
 
 
+class Dealt:
+    """What one commit handed out to several orders: for each of them a tuple of its handles, one array per pool.
+
+    The arrays are cut out of those of all orders only when somebody looks: in a decode of hundreds each takes a page,
+    and to make an object of each page costs as much as all the rest of the commit.
+    """
+
+    __slots__ = ("_by_pool", "_ends")
+
+    def __init__(self, by_pool: tuple[Handles, ...], ends: tuple[Sequence[int], ...]) -> None:
+        self._by_pool = by_pool  # the handles of all orders, one order after another
+        self._ends = ends  # per pool and order
+
+    def part(self, order: int, pool: int) -> Handles:
+        """Return the handles of `pool` for the order with that number, counted from 0."""
+        ends = self._ends[pool]
+        return self._by_pool[pool][ends[order - 1] if order else 0 : ends[order]]
+
+    def __len__(self) -> int:
+        return len(self._ends[0])
+
+    def __getitem__(self, order: int) -> tuple[Handles, ...]:
+        number = range(len(self))[order]
+        return tuple([self.part(number, pool) for pool in range(len(self._ends))])
+
+    def __iter__(self) -> Iterator[tuple[Handles, ...]]:
+        orders = range(len(self))
+        return zip(*[[self.part(order, pool) for order in orders] for pool in range(len(self._ends))], strict=True)
+
+
+Receipt = tuple[tuple[tuple[Handles, ...], ...] | Dealt, int]
+"""What a commit handed out, and which of its orders is meant."""
+
+
 class Loan:
     """Pages of one pool that a borrower holds on a lender's account."""
 
@@ -68,8 +103,8 @@ class Grant:
         self.borrowed = [0] * pools
         self.lent = [0] * pools
         self.loans: list[Loan] = []
-        self.receipts: list[tuple[Handles, ...]] = []
-        """What each commit handed out, per pool, some of it stale: how `release` finds what is still held."""
+        self.receipts: list[Receipt] = []
+        """What each commit handed out, some of it stale: how `release` finds what is still held."""
         self.is_open = True
 
     @property
@@ -192,7 +227,7 @@ class Move:
 class Commit(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What came of a step's orders."""
 
-    handles: tuple[tuple[Handles, ...], ...]
+    handles: tuple[tuple[Handles, ...], ...] | Dealt
     """New handles, per order and per pool."""
     moves: tuple[Move, ...]
     """All moves of the step: one parallel pass before anything else is written."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from halocline.errors import OverdrawnError
 from halocline.memory.budget import Budget
 from halocline.memory.demand import Demand
-from halocline.memory.grant import NO_HANDLES, Handles, Order
+from halocline.memory.grant import NO_HANDLES, Dealt, Handles, Order
 from halocline.memory.pool import HELD, Pool
 
 
@@ -65,32 +65,42 @@ def places_at_hand(pools: Sequence[Pool], budget: Budget, totals: Sequence[int])
     return opened <= len(pools[0].stock.free)
 
 
-def hand_out(orders: Sequence[Order], pools: Sequence[Pool]) -> tuple[tuple[Handles, ...], ...]:
-    """Take the places of all pages of `orders`, which are at hand; return the handles per order and pool."""
-    if len(orders) == 1:
-        (order,) = orders
-        receipt = tuple(map(Pool.deal, pools, order.pages, repeat(order.grant.id)))
-        order.grant.receipts.append(receipt)
-        return (receipt,)
+def columns(orders: Sequence[Order], pools: int) -> list[tuple[int, ...]]:
+    """Return the pages of `orders` by pool."""
+    return list(zip(*[order.pages for order in orders], strict=True)) or [()] * pools
+
+
+def hand_out_one(order: Order, pools: Sequence[Pool]) -> tuple[tuple[Handles, ...], ...]:
+    """Take the places of all pages of a lone order, which are at hand; return the handles per order and pool."""
+    grant = order.grant
+    dealt = (tuple(map(Pool.deal, pools, order.pages, repeat(grant.id))),)
+    grant.receipts.append((dealt, 0))
+    return dealt
+
+
+def hand_out(
+    orders: Sequence[Order], pools: Sequence[Pool], pages: Sequence[tuple[int, ...]]
+) -> tuple[tuple[Handles, ...], ...] | Dealt:
+    """Take the places of all `pages` (per pool and order), which are at hand; return the handles per order and pool."""
+    if not orders:
+        return ()
     owners = np.array([order.grant.id for order in orders], np.int64)
-    pages = zip(*[order.pages for order in orders], strict=True)
-    handles = tuple(zip(*map(_deal, repeat(owners), pools, pages), strict=True))
-    for order, receipt in zip(orders, handles, strict=True):
-        order.grant.receipts.append(receipt)
-    return handles
+    handles, ends = zip(*map(_deal, repeat(owners), pools, pages), strict=True)
+    dealt = Dealt(handles, ends)
+    for at, order in enumerate(orders):
+        order.grant.receipts.append((dealt, at))
+    return dealt
 
 
-def _deal(owners: NDArray[np.int64], pool: Pool, counts: tuple[int, ...]) -> Sequence[Handles]:
-    # `counts` pages to each of `owners`, ids of grants.
+def _deal(owners: NDArray[np.int64], pool: Pool, counts: tuple[int, ...]) -> tuple[Handles, Sequence[int]]:
+    # `counts` pages to each of `owners`, ids of grants: all handles, and where those of each owner end.
     total = sum(counts)
     if total == 0:
-        return (NO_HANDLES,) * len(counts)
+        return NO_HANDLES, (0,) * len(counts)
     index = pool.index_at[pool.take(total)]
-    handles = pool.handle_of[index]
     pool.state[index] = HELD
     if total == len(counts) and all(counts):  # one page each, as in decode
         pool.owner[index] = owners
-        return list(handles.reshape(-1, 1))
+        return pool.handle_of[index], range(1, total + 1)
     pool.owner[index] = np.repeat(owners, counts)
-    ends = accumulate(counts)
-    return [handles[end - count : end] if count else NO_HANDLES for end, count in zip(ends, counts, strict=True)]
+    return pool.handle_of[index], tuple(accumulate(counts))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from halocline.errors import InvariantError
 from halocline.memory.demand import Demand
-from halocline.memory.grant import Grant, Handles
+from halocline.memory.grant import Dealt, Grant, Handles
 from halocline.memory.pool import CACHED, FREE, GENERATION, HELD, INDEX_MASK, LOCKED, NO_PAGES, Pages, Pool
 
 SPARE_RECEIPTS = 64
@@ -69,16 +69,19 @@ class Owners:
         held[pool.number] = np.concatenate((held[pool.number], pool.handle_of[index]))
         pool.state[index] = HELD
         pool.owner[index] = grant.id
-        grant.receipts = [tuple(held)]
+        grant.receipts = [((tuple(held),), 0)]
 
     def trim(self, grant: Grant) -> None:
         """Drop stale receipts of `grant` once they outnumber what it holds, so that a long life costs no memory."""
         received = len(grant.receipts)
         if received > SPARE_RECEIPTS and received > 2 * max(grant.held) + SPARE_RECEIPTS:
-            grant.receipts = [tuple(self._held(grant))]
+            grant.receipts = [((tuple(self._held(grant)),), 0)]
 
     def _received(self, grant: Grant, pool: Pool) -> Handles:
-        received = [receipt[pool.number] for receipt in grant.receipts]
+        number = pool.number
+        received = [
+            dealt.part(at, number) if isinstance(dealt, Dealt) else dealt[at][number] for dealt, at in grant.receipts
+        ]
         return received[0] if len(received) == 1 else np.concatenate([NO_PAGES, *received])
 
     def _held(self, grant: Grant) -> list[Handles]:

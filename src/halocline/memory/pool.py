@@ -14,7 +14,6 @@ New pages go to the fullest slab with a hole (`halocline.memory.shelves`), so th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import sub
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,15 +189,18 @@ class Pool:
     def drop(self, pages: Pages | Places) -> None:
         """Make distinct live `pages` free; a slab without live pages leaves the pool."""
         self.live_pages -= len(pages)
-        self.live[pages] = 0
-        slabs = pages // self.per_slab
         if len(pages) > SCALAR_PAGES:
+            pages = pages.astype(np.int64, copy=False)  # once: whoever indexes with 32 bits widens them every time
+            self.live[pages] = 0
+            slabs = pages // self.per_slab
             slabs.sort()
-            last = np.flatnonzero(slabs[1:] != slabs[:-1])  # of each slab's pages but those of the last slab
-            ends = [*last.tolist(), len(pages) - 1]
-            emptied = self._shelves.lower([*slabs[last].tolist(), slabs.item(-1)], list(map(sub, ends, [-1, *ends])))
+            last = (slabs[1:] != slabs[:-1]).nonzero()[0]  # of each slab's pages but those of the last slab
+            ends = np.empty(len(last) + 2, np.int64)
+            ends[0], ends[1:-1], ends[-1] = -1, last, len(pages) - 1
+            emptied = self._shelves.lower(slabs[ends[1:]].tolist(), (ends[1:] - ends[:-1]).tolist())
         else:
-            emptied = self._shelves.lower(slabs.tolist(), [1] * len(pages))
+            self.live[pages] = 0
+            emptied = self._shelves.lower((pages // self.per_slab).tolist(), [1] * len(pages))
         if emptied:
             self._close(emptied)
 
