@@ -90,7 +90,7 @@ report. With `--server URL` the same workload goes to a live OpenAI-compatible s
 what its clients saw.
 
 TRACE is a file (Mooncake or Bailian JSON lines with `hash_ids`, Azure CSV, OpenAI-style JSON lines), or a
-[generator](#generators).
+[generator](#generators); [how to bring your own](../how-to/bring-your-own-workload.md).
 
 Exit codes: 0 done; 1 the work failed while it ran; 2 it could not start (trace, model, arena, policy, file), or no
 request fits; 130 Ctrl-C. Files are put in their places whole: an interrupted run leaves none.

@@ -86,6 +86,11 @@ def digest(value: str) -> str:
     return value[:12]
 
 
+def span(value: Sequence[float]) -> str:
+    """Print from when to when, in whole seconds."""
+    return f"{value[0]:,.0f}-{value[1]:,.0f} s"
+
+
 def yes_no(value: bool) -> str:
     """Print an answer."""
     return "yes" if value else "no"

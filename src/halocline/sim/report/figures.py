@@ -20,6 +20,7 @@ from halocline.sim.report.figure import (
     share,
     size,
     small_share,
+    span,
     value_at,
     yes_no,
 )
@@ -220,6 +221,14 @@ RUN = (
         seconds,
         "seconds",
         "from the workload's start to the end of the last request: simulated, or real with --server",
+    ),
+    _figure(
+        "run",
+        "means taken",
+        "middle_seconds",
+        span,
+        "seconds, two",
+        "from when to when: the whole run, or of a saturated one the time in which the queue pressed",
     ),
     _figure("run", "steps", "steps", count, "steps", "steps that the scheduler planned"),
     _figure(
