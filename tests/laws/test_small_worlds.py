@@ -47,8 +47,9 @@ def test_all_laws_hold_in_small_worlds() -> None:
         "moves": sum(story.moves for story in stories),
         "cached": sum(story.cached_tokens for story in stories),
     }
+    seen["failed"] = sum(story.failed for story in stories)
     seen["leaps"] = sum(story.leaps for story in stories)
-    assert min(seen.values()) >= 10, f"these worlds show too little: {seen}"
+    assert min(seen.values()) >= 5, f"these worlds show too little: {seen}"
 
 
 @pytest.mark.laws
@@ -115,6 +116,7 @@ def test_sketches_draw_every_kind_of_world() -> None:
         "delay": lambda s: s.rules.prefill_delay_seconds > 0,
         "leap": lambda s: s.leap_tokens > 1,
         "lease": lambda s: s.leases,
+        "break": lambda s: s.breaks,
         "abort": lambda s: any(client.abort_seconds is not None for client in s.clients),
         "turns": lambda s: any(client.turns for client in s.clients),
         "priorities": lambda s: len({client.priority for client in s.clients}) > 1,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import lcm
 from random import Random
+from typing import Literal
 
 from halocline.memory.budget import Budget
 from halocline.memory.demand import floor_demand, resident
@@ -57,6 +58,15 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Break:
+    """What goes wrong in the computation of one step."""
+
+    step: int
+    kind: Literal["request", "step", "late step"]
+    """One request fails; the whole step fails before anything was done, or when all of it was."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sketch:
     """One small world, before anything happens in it."""
 
@@ -71,6 +81,7 @@ class Sketch:
     """max_tokens of which enough requests ended early before the world began: under `expected` little is granted."""
     clients: tuple[Client, ...]
     leases: tuple[Lease, ...]
+    breaks: tuple[Break, ...]
 
     @property
     def leap_tokens(self) -> int:
@@ -92,7 +103,8 @@ class Sketch:
             f"delay {rules.prefill_delay_seconds:g} s, longest request {self.longest} tokens",
             f"clients: {len(self.clients)}, {sum(len(client.turns) for client in self.clients)} further turns, "
             f"{sum(client.abort_seconds is not None for client in self.clients)} that go away; "
-            f"{len(self.leases)} leases; outputs {'end early' if self.classes_seen else 'of unknown length'} before",
+            f"{len(self.leases)} leases, {len(self.breaks)} breaks; before them, outputs "
+            f"{'ended early' if self.classes_seen else 'were not seen'}",
         ]
 
 
@@ -106,7 +118,15 @@ def draw(seed: int) -> Sketch:
     layout, caps = _arena(random, pools, rules, longest)
     clients = _clients(random, longest, rules)
     return Sketch(
-        seed, layout, caps, rules, longest, _classes(random, rules, longest), clients, _leases(random, layout)
+        seed,
+        layout,
+        caps,
+        rules,
+        longest,
+        _classes(random, rules, longest),
+        clients,
+        _leases(random, layout),
+        _breaks(random),
     )
 
 
@@ -271,3 +291,10 @@ def _leases(random: Random, layout: ArenaLayout) -> tuple[Lease, ...]:
         Lease(start, start + random.choice((2.0, 8.0, 25.0)), random.randrange(len(layout.pools)), random.random())
         for start in starts
     )
+
+
+def _breaks(random: Random) -> tuple[Break, ...]:
+    if random.random() < 0.85:
+        return ()
+    kinds: tuple[Literal["request", "step", "late step"], ...] = ("request", "step", "late step")
+    return tuple(Break(step, random.choice(kinds)) for step in sorted(random.sample(range(60), 2)))

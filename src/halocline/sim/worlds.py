@@ -9,7 +9,8 @@ page changes a token. Checked after every step
 
     L1 to L9, L13   scheduler, tree and arena recount everything (`audit`), and the bytes are added up
     L10             the most senior request never loses what it has computed; whoever waits has a reason; and in the end
-                    every valid request has finished, every aborted one has ended, and nothing is held
+                    every valid request has finished, every aborted one has ended, and nothing is held. Only those
+                    may fail whose computation did, or who ran alone and found another owner's bytes in their way
     L11             every output is the oracle's without pages, an aborted one a beginning of it
     L12             the digest of all decisions depends on nothing but the seed
 """
@@ -74,6 +75,7 @@ class Story:
     requests: int
     finished: int
     aborted: int
+    failed: int
     retractions: int
     moves: int
     cached_tokens: int
@@ -90,6 +92,7 @@ class Story:
             return f"seed {self.seed}: step {self.steps}: {self.fault}\n  {command(self.seed)}"
         return (
             f"seed {self.seed}: {self.requests} requests, {self.finished} finished, {self.aborted} aborted, "
+            f"{self.failed} failed, "
             f"{self.steps} steps, {self.retractions} retractions, {self.moves} moves, {self.cached_tokens} tokens from "
             f"the cache, {self.leaps} leaps, digest {self.digest}"
         )
@@ -115,6 +118,7 @@ class World:
         self.steps = 0
         self.leaps = 0
         self._leases = 0
+        self._may_fail: set[str] = set()
         self.cached_tokens = 0
         self.asked: dict[str, Asked] = {}
         self._agenda: list[tuple[float, int, Act]] = []
@@ -164,13 +168,25 @@ class World:
         self._look_at(plan)
         if self.steps % PLANS_PER_CHECK == 0:
             self._check()
-        result = self.backend.run(plan)
-        self.now += STEP_SECONDS + TOKEN_SECONDS * len(plan.token_ids)
-        self._happen()
-        self._take(self.scheduler.apply(result))
+        self._compute(plan)
         self.steps += 1
         self._check()
         return True
+
+    def _compute(self, plan: StepPlan) -> None:
+        kind = next((fault.kind for fault in self.sketch.breaks if fault.step == self.steps), None)
+        concerned = plan.segments[:1] if kind == "request" else plan.segments if kind else ()
+        self._may_fail = {segment.request_id for segment in concerned}
+        self.backend.fails = self._may_fail if kind == "request" else set()
+        result = None if kind == "step" else self.backend.run(plan)
+        self.now += STEP_SECONDS + TOKEN_SECONDS * len(plan.token_ids)
+        self._happen()
+        if result is None or kind == "late step":
+            self._top = None  # whoever's pages were to be moved computes them again
+            self._take(self.scheduler.fail_step("the step broke"))
+        else:
+            self._take(self.scheduler.apply(result))
+        self._may_fail = set()
 
     def _wait(self) -> None:
         """Let time pass when nothing can be computed: to the next event, or past a prefill delay."""
@@ -239,6 +255,8 @@ class World:
                     asked.end = "rejected"
                 case Failed() if self._leases and "what other owners hold" in update.message:
                     asked.end = "failed"  # another owner's bytes came between: that is told, and may be
+                case Failed() if update.request_id in self._may_fail:
+                    asked.end = "failed"
                 case Rejected() | Failed():
                     raise BrokenLawError(f"L10: {update.request_id} is valid and cannot finish: {update.message}")
 
@@ -319,6 +337,7 @@ class World:
             len(ends),
             sum(end in ("stop", "length") for end in ends),
             ends.count("abort"),
+            ends.count("failed"),
             totals.retractions,
             totals.moves,
             self.cached_tokens,
