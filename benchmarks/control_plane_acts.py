@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import cycle
 from operator import add, sub
 from random import Random
 from time import perf_counter
@@ -135,16 +137,17 @@ class Act(ABC):
 
 
 class Reserve(Act):
-    """One more request: its price, its grant, its first page in each pool."""
+    """One more request: its price, its grant, its first page. By turns the page is what `pages` say."""
 
-    def __init__(self, world: RunningArena) -> None:
+    def __init__(self, world: RunningArena, pages: Sequence[Demand]) -> None:
         self.world = world
+        self.pages = cycle(pages)
 
     def once(self) -> float:
-        arena, prompt = self.world.arena, self.world.random.randrange(64, 4096)
+        arena, prompt, pages = self.world.arena, self.world.random.randrange(64, 4096), next(self.pages)
         begin = perf_counter()
         grant = granted(arena.reserve("one more", resident(arena.layout, prompt, OUTPUT_TOKENS)))
-        arena.commit([Order(grant, ONE_PAGE)])
+        arena.commit([Order(grant, pages)])
         seconds = perf_counter() - begin
         arena.release(grant)
         return seconds
@@ -171,8 +174,9 @@ class Extend(Act):
 class Growth(Act):
     """256 requests decode and each takes its next page in both pools; their windows have slid before."""
 
-    def __init__(self, world: RunningArena, count: int = 256) -> None:
+    def __init__(self, world: RunningArena, count: int = 256, *, is_cut: bool = False) -> None:
         self.world = world
+        self.is_cut = is_cut
         self.at = world.random.sample(range(RUNNING), count)
 
     def once(self) -> float:
@@ -181,8 +185,9 @@ class Growth(Act):
             arena.free(grants[at], 1, pages[at][1][:1])
         begin = perf_counter()
         done = arena.commit([Order(grants[at], ONE_PAGE) for at in self.at])
+        handles = list(done.handles) if self.is_cut else done.handles
         seconds = perf_counter() - begin
-        for at, (full, sliding) in zip(self.at, done.handles, strict=True):
+        for at, (full, sliding) in zip(self.at, handles, strict=True):
             arena.free(grants[at], 0, full)
             pages[at][1] = np.concatenate((pages[at][1][1:], sliding))
         return seconds

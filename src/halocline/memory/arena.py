@@ -130,8 +130,9 @@ class Arena:
         """
         budget = self.budget
         charge(orders, budget.names)
-        pages = [] if len(orders) == 1 else columns(orders, len(self.pools))
-        totals = list(map(sum, pages)) or orders[0].pages
+        alone = orders[0] if len(orders) == 1 else None
+        pages = [] if alone else columns(orders, len(self.pools))
+        totals: Sequence[int] = alone.pages if alone else list(map(sum, pages))
         moves: tuple[Move, ...] = ()
         evicted = self._none_evicted
         if (self.pins.open and self.pins.waits) or not places_at_hand(self.pools, budget, totals):
@@ -139,7 +140,7 @@ class Arena:
         for pool, total in enumerate(totals):
             budget.held[pool] += total
             budget.promised[pool] -= total
-        handles = hand_out(orders, self.pools, pages) if pages else hand_out_one(orders[0], self.pools)
+        handles = hand_out_one(alone, self.pools) if alone else hand_out(orders, self.pools, pages)
         return Commit(handles, moves, evicted)
 
     def free(self, grant: Grant, pool: int, handles: Handles) -> None:
@@ -199,6 +200,10 @@ class Arena:
         Raises InvariantError if one of them is not cached or belongs to another unit.
         """
         return self._cached.rank(handles, worth, place)
+
+    def rerank(self, unit: Unit, handles: Sequence[Handles], worth: float, place: Place) -> Unit:
+        """Let `unit` end and make one of `handles`: `unrank` and `rank` in one, and cheap where the pages are its."""
+        return self._cached.rerank(unit, handles, worth, place)
 
     def join(self, pool: int, joining: Sequence[tuple[Unit, Handles]]) -> None:
         """Let cached pages of `pool`, so far loose, belong to units that go as a whole: `rank` for what comes later."""

@@ -33,7 +33,7 @@ class Demand(tuple[int, ...]):
 
     def above(self, other: Demand) -> Demand:
         """Return what this asks beyond `other`, pool by pool, never negative."""
-        return Demand(max(0, mine - theirs) for mine, theirs in zip(self, other, strict=True))
+        return Demand([mine - theirs if mine > theirs else 0 for mine, theirs in zip(self, other, strict=True)])
 
     def covers(self, other: Demand) -> bool:
         """Whether this is at least `other` in every pool."""

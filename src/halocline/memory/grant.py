@@ -70,8 +70,14 @@ class Dealt:
         return tuple([self.part(number, pool) for pool in range(len(self._ends))])
 
     def __iter__(self) -> Iterator[tuple[Handles, ...]]:
-        orders = range(len(self))
-        return zip(*[[self.part(order, pool) for order in orders] for pool in range(len(self._ends))], strict=True)
+        cut = []
+        for handles, ends in zip(self._by_pool, self._ends, strict=True):
+            parts, start = [], 0
+            for end in ends:  # `part`, in place
+                parts.append(handles[start:end])
+                start = end
+            cut.append(parts)
+        return zip(*cut, strict=True)
 
 
 Receipt = tuple[tuple[tuple[Handles, ...], ...] | Dealt, int]
