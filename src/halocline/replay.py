@@ -83,15 +83,11 @@ def prepare(settings: ReplaySettings) -> Prepared:
     for path in (settings.html, settings.perfetto, None if settings.json == "-" else settings.json):
         if path is not None:
             checked(partial(_check_writable, Path(path)))
-    if settings.server is None:
-        setups = checked(lambda: _setups(settings))
-        if problems:
-            raise ConfigError(problems)
-        return Prepared(settings, workload, setups)
-    target = checked(lambda: _target(settings))
+    setups = checked(lambda: _setups(settings)) if settings.server is None else ()
+    target = None if settings.server is None else checked(lambda: _target(settings))
     if problems:
         raise ConfigError(problems)
-    return Prepared(settings, workload, target=target)
+    return Prepared(settings, workload, setups, target)
 
 
 def run(prepared: Prepared, on_progress: OnProgress) -> dict[str, Any]:

@@ -31,7 +31,6 @@ def replay(settings: root.ReplaySettings) -> None:
     prepared = root.prepare(settings)
     with progress(prepared.names, len(prepared.workload.jobs)) as on_progress:
         record = root.run(prepared, on_progress)
-    paths = root.write(settings, record)
     # Whoever pipes the figures into a program still sees the table.
     console = Console(stderr=settings.json == "-", highlight=False)
     width = console.width if console.is_terminal else None
@@ -39,7 +38,7 @@ def replay(settings: root.ReplaySettings) -> None:
         console.print(table, width=None if width else WIDEST, crop=False)
     for words, times in errors(record):
         console.print(f"{times} times: {words}", markup=False, soft_wrap=True)
-    for path in paths:
+    for path in root.write(settings, record):
         typer.echo(f"written: {path}", err=True)
     if settings.json == "-":
         sys.stdout.write(root.as_json(record))

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from halocline.errors import ConfigError
+from halocline.errors import ConfigError, FailedError
 from halocline.sim.report.figures import mean_bytes
 
 
@@ -55,8 +55,17 @@ def check_writable(path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Put `text` at `path` as a whole: whoever looks sees the old file or the new one, never a half."""
-    check_writable(path)
+    """Put `text` at `path` as a whole: whoever looks sees the old file or the new one, never a half.
+
+    Raises FailedError when the place that was good at the start is no longer, or is full.
+    """
+    try:
+        _replace(path, text)
+    except OSError as error:
+        raise FailedError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _replace(path: Path, text: str) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from halocline.errors import ConfigError
+from halocline.errors import ConfigError, FailedError
 from halocline.sim.outcome import REASONS, PoolShape
 from halocline.sim.report import figures, html, summary
 from halocline.sim.report.figure import seconds, value_at
@@ -154,6 +154,11 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         write(path, "half")
     assert path.read_text() == "new\n"
     assert os.listdir(tmp_path) == ["report.json"], "no temporary file is left"
+
+
+def test_a_place_that_is_gone_when_the_work_is_done_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FailedError, match="No such file or directory"):
+        write(tmp_path / "gone" / "report.json", "")
 
 
 @pytest.mark.parametrize("name", ["absent/report.html", ".", "file/report.html"])
