@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from halocline.compose import lay_out_layers
+from halocline.compose import lay_out_layers, prepare
 from halocline.config import Config
 from halocline.memory.arena import Arena
 from halocline.memory.capacity import uniform_concurrency
@@ -14,6 +14,7 @@ from halocline.memory.demand import resident
 from halocline.memory.facts import CapacityFacts
 from halocline.memory.grant import Grant
 from halocline.memory.layout import ArenaLayout
+from halocline.model.builtin import is_installed
 from halocline.plan import plan, resolve
 from halocline.schedule.rules import Admission
 from halocline.sim.device import device_named
@@ -148,6 +149,14 @@ def test_c1_capacities_told_pool_by_pool_fail_this_check() -> None:
     assert max(said.values()) == 5 * min(said.values())
     with pytest.raises(AssertionError, match="lines disagree"):
         check_c1(claims(printed(REAL, REAL_BYTES), (2048, 128)) | said)
+
+
+@pytest.mark.skipif(not is_installed(REAL), reason=f"the package of {REAL} is not installed")
+def test_c1_the_start_of_a_server_prints_what_the_calculator_does() -> None:
+    config = Config(model=REAL, kv_bytes=REAL_BYTES, dtype="bfloat16", device="cpu")
+    start = prepare(config, quiet=True).memory
+    assert start is not None
+    assert plan(config, resolve(REAL, config)).arenas[0].facts == start.facts
 
 
 def test_c1_bytes_add_up_in_every_place_they_are_told() -> None:

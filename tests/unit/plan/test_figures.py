@@ -66,7 +66,7 @@ def test_the_calculators_layout_is_the_engines(shape: Shape, kv_bytes: int) -> N
         assert (own.pages_per_slab, own.padding_bytes) == (pool.pages_per_slab, pool.padding_bytes)
 
 
-@pytest.mark.parametrize("kind", ["gemma4_text", "mimo_v2_flash"])
+@pytest.mark.parametrize("kind", ["gemma4_text"])
 def test_the_calculators_layout_of_a_configuration_class_is_the_engines(kind: str) -> None:
     config = Config(kv_bytes=8 * GIB, dtype="bfloat16")
     found = plan(config, resolve(f"transformers:{kind}", config), policies=("shared",))
@@ -152,7 +152,7 @@ def test_a_draft_lives_in_the_same_arena() -> None:
 
 
 def test_a_draft_with_a_window_of_its_own_is_one_more_pool() -> None:
-    found = plan(Config(kv_bytes=60 * GIB), table("gpt-oss-120b"), table("gemma-3-270m"))
+    found = plan(Config(kv_bytes=60 * GIB), table("gpt-oss-120b"), table("gemma-3-270m"), policies=("shared",))
     assert [pool.name for pool in found.arenas[1].pools] == ["full", "sliding-128", "sliding-512"]
 
 
@@ -173,7 +173,7 @@ def test_a_too_small_arena_is_told_what_would_do_and_that_does() -> None:
         *problems, hint = caught.value.problems
         assert any("full" in problem and "sliding-1024" in problem for problem in problems)
         enough = int(hint.split("kv_bytes ")[1].split(" ")[0])
-        assert plan(Config(**{**settings, "kv_bytes": enough}), table("gemma-3-27b"))  # type: ignore[arg-type]
+        assert plan(Config(**{**settings, "kv_bytes": enough}), table("gemma-3-27b"), policies=("shared",))  # type: ignore[arg-type]
         with pytest.raises(ConfigError):
             plan(Config(**{**settings, "kv_bytes": enough * 7 // 8}), table("gemma-3-27b"))  # type: ignore[arg-type]
 
@@ -231,7 +231,13 @@ def test_a_policy_that_is_none_is_refused_even_without_an_arena() -> None:
 
 
 def test_the_plan_is_json() -> None:
-    found = plan(Config(kv_bytes=GIB), table("gpt-oss-20b"), table("gemma-3-270m"), rows=read_rows("300+20,900+50:2"))
+    found = plan(
+        Config(kv_bytes=GIB),
+        table("gpt-oss-20b"),
+        table("gemma-3-270m"),
+        rows=read_rows("300+20,900+50:2"),
+        policies=("shared", "full"),
+    )
     told = json.loads(json.dumps(found.to_dict()))
     assert [row["requests"] for row in told["rows"]] == [1, 1, 3]
     assert told["arenas"][0]["costs"][0]["total_bytes"] == found.arenas[0].costs[0].total_bytes

@@ -97,7 +97,6 @@ def test_defaults_of_a_configuration_class_are_a_model() -> None:
         ("transformers:qwen3_next", r"36 of 48 layers of kind 'linear_attention'.*not served yet"),
         ("transformers:gemma4_assistant", r"configuration class of 'gemma4_assistant' has no usable defaults"),
         ("transformers:bart", r"'bart' is an encoder-decoder"),
-        ("transformers:bloom", r"its attention is called for layers \[\], expected"),
         ("./nowhere/config.json", r"there is no file or folder"),
     ],
 )
