@@ -63,15 +63,15 @@ def test_all_laws_hold_in_many_small_worlds(first: int) -> None:
 
 def digests(hash_seed: str) -> str:
     environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-    command = [sys.executable, "-m", "halocline.sim.worlds", "--seed", "20", "--count", "5"]
+    command = [sys.executable, "-m", "halocline.sim.worlds", "--seed", "20", "--count", "3"]
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
 
 def test_l12_a_seed_has_one_digest_whatever_the_hash_seed() -> None:
     first, second = digests("1"), digests("77")
     assert first == second
-    assert first.count("digest") == 5
-    assert len({line.split("digest ")[1] for line in first.splitlines() if "digest" in line}) == 5
+    assert first.count("digest") == 3
+    assert len({line.split("digest ")[1] for line in first.splitlines() if "digest" in line}) == 3
 
 
 def test_a_world_is_shown_again_by_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,7 +266,7 @@ WRONG: dict[str, tuple[Spoil | None, type[Arena], Callable[[], AbstractContextMa
     "A9": (None, Arena, lambda: pricing(wrong.price_of_one_window_page)),
     "H2": (None, Arena, lambda: pricing(wrong.price_rounded_twice)),
 }
-QUICK_WRONG = ("exchanges two pages", "waits without a reason", "leaks a grant", "evicts locked", "A4", "A6", "H2")
+QUICK_WRONG = ("exchanges two pages", "waits without a reason", "leaks a grant", "evicts locked", "A4", "A6")
 
 
 def assert_found_out(name: str, record: Callable[[str, object], None]) -> None:
