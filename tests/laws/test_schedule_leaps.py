@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halocline.memory.grant import Refusal
 from halocline.memory.retention import Chunked, Full, Sliding, State
+from halocline.schedule.events import Reason
+from halocline.schedule.request import Request
 from halocline.sim import oracle
 from testing.schedule import (
     FOUR_POOLS,
@@ -104,13 +107,33 @@ def leaping_worlds(draw: st.DrawFn) -> World:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(leaping_worlds(), st.integers(0, 2**20), st.booleans())
 def test_l11_tokens_are_the_same_in_any_world_that_leaps(world: World, seed: int, at_once: bool) -> None:
     load(world, seed, requests=7, at_once=at_once).assert_all_finished()
     if world.rules.is_guaranteed:
         totals = world.scheduler.totals
         assert (totals.retractions, totals.extensions) == (0, 0), "a leap took more than what prices count"
+
+
+@settings(max_examples=40)
+@given(leaping_worlds(), st.integers(0, 2**20), st.booleans())
+def test_whoever_is_not_asked_again_would_be_refused_again(world: World, seed: int, at_once: bool) -> None:
+    """So that nothing is decided otherwise than by asking everybody in every step."""
+    filler, sharing = world.scheduler._filler, world.scheduler._sharing
+    refused_again = filler._refused_again
+
+    def watched(request: Request) -> Reason | None:
+        reason = refused_again(request)
+        if reason is not None:
+            candidate = filler._gate.candidate(request)
+            assert sharing.awaited(request, candidate.entrance, world.scheduler._roster.prefilling) is None
+            answer = sharing.open(request, candidate.entrance, candidate.demand)
+            assert isinstance(answer, Refusal), f"{request.id} would come in, and is told: {reason.detail}"
+        return reason
+
+    filler._refused_again = watched  # type: ignore[method-assign]
+    load(world, seed, requests=7, at_once=at_once).assert_all_finished()
 
 
 def test_l11_the_oracle_sees_a_leap_that_went_on_with_another_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def test_l11_the_oracle_sees_a_lost_move() -> None:
 def test_l11_the_oracle_sees_pages_that_moved_unnoticed() -> None:
     world = moving_world()
     world.check = False
-    world.scheduler._keeper.look_up = lambda holdings: None  # type: ignore[method-assign]
+    world.scheduler._keeper.look_up = lambda holdings, moves: None  # type: ignore[method-assign]
     with pytest.raises(AssertionError):
         world.run().assert_all_finished()
 

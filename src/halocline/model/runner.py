@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from halocline.errors import InvariantError
 from halocline.memory.layout import ArenaLayout
 from halocline.model.arena_tensor import PageMover, allocate_arena
 from halocline.model.attention import ArenaAttention, choose
@@ -54,9 +55,13 @@ class TorchBackend(Backend):
     def run(self, plan: StepPlan) -> StepResult:
         """Carry out `plan`: moves, copies, one forward, saves, sampling.
 
-        Raises whatever the model raises; then no token is known, and no working state was saved.
+        Raises whatever the model raises; then no token is known, and no working state was saved. Raises InvariantError
+        for a leap: only who drives a backend that can loop by itself asks the scheduler for one.
         """
         assert not self._is_closed, "the backend is closed"
+        leaping = [segment.request_id for segment in plan.segments if segment.is_leap]
+        if leaping:
+            raise InvariantError([f"step {plan.step} leaps ({', '.join(leaping)}): a decode computes one token here"])
         self._mover.move(plan.moves)
         self._mover.move(plan.copies)
         self._attention.begin(plan)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -16,6 +17,7 @@ from halocline.memory.arena import Arena
 from halocline.memory.budget import Budget
 from halocline.memory.demand import Demand, resident
 from halocline.schedule.events import Arrive, Rejected
+from halocline.schedule.packing import unsigned
 from halocline.schedule.request import Request
 from halocline.schedule.rules import Rules
 from halocline.schedule.sharing import Entrance, Sharing
@@ -67,6 +69,15 @@ class OutputLengths:
             return min(max_tokens, UNOBSERVED_TOKENS)
         covered = ceil(self._quantile * len(ordered))  # 0.9 of 32 is reached by the 29th
         return min(max_tokens, max(1, ordered[covered - 1]))
+
+
+def extremes(tokens: Sequence[int]) -> tuple[int, int]:
+    """Return the lowest and the highest of `tokens`, which are whole numbers of any size."""
+    try:
+        packed = unsigned(tokens)
+    except OverflowError:  # as hardly ever: negative, or of more than 32 bits
+        return min(tokens), max(tokens)
+    return int(packed.min()), int(packed.max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +187,7 @@ class Gate:
             return Rejected(name, "the prompt is empty; send at least one token", "prompt")
         if set(map(type, prompt)) != {int}:
             return Rejected(name, "the prompt must be a list of whole numbers (token ids)", "prompt")
-        for token in (min(prompt), max(prompt)):
+        for token in extremes(prompt):
             if not 0 <= token < self._rules.vocab_size:
                 known = f"the model's are 0 to {self._rules.vocab_size - 1}"
                 return Rejected(name, f"the prompt holds token id {token}; {known}", "prompt")

@@ -77,7 +77,7 @@ class Committer:
         self._sharing.forget(commit.evicted)
         self._keeper.fill([request.holding for request in takers if request.holding is not None], commit.handles)
         if not self._keeper.is_current:  # this commit moved pages, or one of another owner did
-            self._keeper.look_up(self._roster.holdings())
+            self._keeper.look_up(self._roster.holdings(), commit.moves)
         for chunk in room.chunks:
             if chunk.saves and chunk.request.holding is not None:
                 self._keeper.set_aside(chunk.request.holding)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from halocline.cache.lock import Lock
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident, span
-from halocline.memory.grant import Grant, Handles, Refusal
+from halocline.memory.grant import Grant, Handles, Move, Refusal
 from halocline.memory.retention import NEVER, Chunked, Full, State
 
 Places = NDArray[np.int32]
@@ -116,10 +116,9 @@ class Keeper:
             ]
         )
 
-    def fill(self, takers: Sequence[Holding], fresh: Sequence[tuple[Handles, ...]]) -> None:
+    def fill(self, takers: Sequence[Holding], fresh: Iterable[tuple[Handles, ...]]) -> None:
         """Append newly committed pages: `fresh[i]` has the handles per pool for `takers[i]`."""
-        for pool in range(self._pools):
-            handles = [of_taker[pool] for of_taker in fresh]
+        for pool, handles in enumerate(zip(*fresh, strict=True)):
             if not any(map(len, handles)):
                 continue
             places, at = self._arena.physical(pool, np.concatenate(handles)), 0
@@ -143,11 +142,14 @@ class Keeper:
         """Whether no page has moved, for whomever, since all places were last looked up."""
         return self._moves_seen == self._arena.moves_planned
 
-    def look_up(self, holdings: Iterable[Holding]) -> None:
-        """Find all places again: pages have moved."""
+    def look_up(self, holdings: Iterable[Holding], moves: Sequence[Move]) -> None:
+        """Find all places again: pages have moved. If by nothing but `moves`, then in no other pools than these."""
+        are_all = self._moves_seen + len(moves) == self._arena.moves_planned
+        pools = sorted({move.pool for move in moves}) if are_all else range(self._pools)
         self._moves_seen = self._arena.moves_planned
         for holding in holdings:
-            holding.places = [self._arena.physical(pool, handles) for pool, handles in enumerate(holding.handles)]
+            for pool in pools:
+                holding.places[pool] = self._arena.physical(pool, holding.handles[pool])
 
     def slide(self, holding: Holding, computed: int) -> None:
         """Give up every page that no position from `computed` on will read."""

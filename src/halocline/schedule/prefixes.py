@@ -56,8 +56,8 @@ class Prefixes:
         self._counts = dict.fromkeys(("looked_up", "hit", "shortened", "resumed", "waited"), 0)
         self._evicted = [0] * len(pools)
         self.changes = 0
-        """Locks, insertions and evictions: the first two let others pay less, the last one may cut a match to a
-        boundary that costs less. Locks that end only let them pay more."""
+        """Locks and insertions let others pay less: what is locked already costs them nothing. Locks that end and
+        evictions only let them pay more, but for a checkpoint: to copy it costs a state more than to begin cold."""
 
     # ---- coming in
 
@@ -248,7 +248,7 @@ class Prefixes:
     def forget(self, evicted: Sequence[Handles]) -> None:
         """Take pages that a commit evicted out of the tree, before anything else is asked of it."""
         if any(map(len, evicted)):
-            self.changes += 1
+            self.changes += bool(self._states)
             for pool, (died, beyond) in enumerate(zip(evicted, self.tree.forget(evicted), strict=True)):
                 self._evicted[pool] += len(died) + len(beyond)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from halocline.errors import InvariantError
 from halocline.memory.layout import solve_layout
 from halocline.model.layers import kv_layers
 from halocline.model.runner import TorchBackend
@@ -148,6 +149,15 @@ def test_sampling_params_of_each_segment_are_obeyed() -> None:
     assert sampled[0].logprobs is not None
     assert sampled[0].logprobs.top[0] == (sampled[0].token_id, sampled[0].logprobs.token_logprob)
     assert sampled[2].logprobs is None
+
+
+def test_a_leap_is_refused_before_anything_is_computed() -> None:
+    """A model computes what it is given; it does not sample for itself and go on."""
+    backend = backend_of("llama")
+    plan = HandScheduler(backend.layout).plan(0, [("a", tiny_prompt(6), 0, 6), ("b", tiny_prompt(6), 0, 6)])
+    ahead = msgspec.structs.replace(plan.segments[1], tokens=7)
+    with pytest.raises(InvariantError, match=r"step 0 leaps \(b\)"):
+        backend.run(dataclasses.replace(plan, segments=(plan.segments[0], ahead)))
 
 
 def test_the_plan_is_left_as_it_was() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident
-from halocline.memory.grant import Order, Refusal
+from halocline.memory.grant import Move, Order, Refusal
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.retention import Chunked, Full, Sliding, State
 from halocline.schedule.holding import Holding, Keeper
@@ -126,3 +126,31 @@ def test_a_table_that_lacks_the_window_is_a_defect() -> None:
     _, keeper, holding = opened(tiny_layout(SHAPES["sliding"], 40), 20)
     with pytest.raises(AssertionError, match="lacks page 3"):
         keeper.wanted(holding, 20, 24)
+
+
+@pytest.mark.parametrize(("planned", "looked_up"), [(2, {1}), (3, {0, 1})], ids=["this-commit", "another-one-too"])
+def test_after_moves_places_are_found_again_in_every_pool_that_may_have_moved(
+    planned: int, looked_up: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena, keeper, holding = opened(tiny_layout(SHAPES["sliding"], 40), 1)
+    take(arena, keeper, holding, 0, 5)
+    asked: set[int] = set()
+    physical = arena.physical
+    monkeypatch.setattr(arena, "physical", lambda pool, handles: asked.add(pool) or physical(pool, handles))
+    arena.moves_planned += planned
+    assert not keeper.is_current
+    keeper.look_up([holding], [Move(1, 0, 1), Move(1, 2, 3)])
+    assert keeper.is_current
+    assert asked == looked_up
+
+
+def test_a_leap_wants_every_page_up_to_its_last_token() -> None:
+    arena, keeper, holding = opened(tiny_layout(SHAPES["sliding"], 40), 1)
+    take(arena, keeper, holding, 0, 3)
+    assert [keeper.wanted_by_decode(holding, end) for end in (4, 5, 8, 9, 17)] == [
+        (0, 0),
+        (1, 1),
+        (1, 1),
+        (2, 2),
+        (4, 4),
+    ]
