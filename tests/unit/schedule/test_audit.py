@@ -66,7 +66,9 @@ def loses_its_window(made: World) -> None:
 def holds_more_than_granted(made: World) -> None:
     _, holding = parts(made, "a")
     made.arena.extend(holding.grant, Demand((holding.grant.demand[0], holding.grant.demand[1])))
-    holding.grant.asked[0] = 0
+    less = holding.grant.room[0] + 1  # what is held is the difference of the two
+    holding.grant.asked[0] -= less
+    holding.grant.room[0] -= less
 
 
 def stands_in_two_lines(made: World) -> None:
