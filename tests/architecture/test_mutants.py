@@ -11,7 +11,7 @@ import pytest
 from testing.source import PROJECT
 
 FEWEST = 30
-LAYERS = {"memory", "cache", "schedule"}
+LAYERS = {"memory", "cache", "schedule", "sim"}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_a_change_is_told_by_the_lines_that_differ(table: ModuleType) -> None:
     assert gone.change() == "b() -> nothing"
 
 
-def test_every_layer_of_the_core_has_mutants_of_its_own(table: ModuleType) -> None:
+def test_the_core_and_the_simulator_have_mutants_of_their_own(table: ModuleType) -> None:
     mutants = table.read()
     assert len(mutants) >= FEWEST
     assert {mutant.file.partition("/")[0] for mutant in mutants} == LAYERS

@@ -134,6 +134,28 @@ def test_a_saturated_run_has_means_from_the_first_refusal_to_the_last_hand_over(
     assert simulate(setup, jobs).seconds == 69_005.0
 
 
+def test_neither_warm_up_nor_drain_count_in_a_saturated_run() -> None:
+    jobs = workload(*(job(f"j{number}", prompt=30, output=9) for number in range(90)))
+    outcome = simulate(small_setup(pages=50, step_tokens=16), jobs, saturated=True)
+    first, last = outcome.middle_seconds
+    series = outcome.series
+    running = [now for at, now in zip(series.time_seconds, series.running, strict=True) if first <= at < last]
+    assert 1.0 < first < last < outcome.seconds - 1.0
+    assert outcome.concurrency.mean == pytest.approx(sum(running) / len(running))
+    assert abs(outcome.concurrency.mean - sum(series.running) / len(series.running)) > 0.01
+
+
+def test_a_retraction_lengthens_the_answer_and_not_the_wait_for_it() -> None:
+    lengths = [128 if number % 4 == 0 else 65 for number in range(60)]
+    jobs = workload(*(job(f"j{number}", number / 4, 8, output) for number, output in enumerate(lengths)))
+    outcome = simulate(small_setup(pages=110, max_running_requests=16, admission=("expected", 0.05)), jobs)
+    assert outcome.retractions > 0
+    assert outcome.tokens.recomputed > 0
+    assert outcome.requests.finished == 60
+    assert outcome.tpot_seconds.cdf[0][0] >= 1.0  # a second a step: who was retracted would seem faster than that
+    assert outcome.tpot_seconds.cdf[-1][0] > 1.0
+
+
 def test_unknown_lengths_end_where_they_end_and_known_ones_too() -> None:
     jobs = workload(*(job(f"j{number}", number / 2, output=1 + number) for number in range(20)))
     for leap in (1, 4):
@@ -191,6 +213,8 @@ def test_equal_runs_decide_equally_and_other_ones_do_not() -> None:
     assert simulate(replace(setup, kv_bytes=256 * 39), jobs).digest != digest
     assert simulate(replace(setup, prefix_cache=False), jobs).digest != digest
     assert simulate(setup, jobs, most_jobs=39).digest != digest
+    renamed = workload(*(replace(each, id=f"k{each.id}") for each in jobs.jobs))
+    assert simulate(setup, renamed).digest != digest
 
 
 SCRIPT = """
