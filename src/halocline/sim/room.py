@@ -9,7 +9,7 @@ policies give; there is no formula of its own here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from halocline.errors import ConfigError
@@ -18,13 +18,15 @@ from halocline.memory.demand import resident, span
 from halocline.memory.layout import ArenaLayout, LayerKV, PoolLayout
 from halocline.memory.retention import Full, Sliding, State
 from halocline.memory.sizing import static_caps
-from halocline.memory.splits import best_split
+from halocline.memory.splits import Split, best_split
 from halocline.sim.policies import EQUAL_PAGES, PageTokens, policy_named
 
 BEST_STATIC = "static:best"
 """The static split with the best ratio for each row: what somebody would set who knew what comes."""
 RATIOS_BETWEEN = 48
 """How many ratios are tried as the one for all rows, beside the best one of each."""
+FEW_BETWEEN = 8
+"""The same where two ratios are looked for together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,26 +152,37 @@ def compromise(layout: ArenaLayout, rows: Sequence[Row], checkpoints: bool) -> C
     found = [split for split in splits if split is not None]
     if not found or not all(whole):
         return None
-    states = {split.state_ratio for split in found}
     best: Compromise | None = None
-    for state_ratio in states:
-        for ratio in _ratios([split.ratio for split in found]):
-            ratios = (ratio,) if state_ratio is None else (ratio, state_ratio)
-            caps = static_caps(layout, *ratios)
-            shares = [
-                mix_concurrency(layout, caps, mix, checkpoints) / most for mix, most in zip(mixes, whole, strict=True)
-            ]
-            worst = min(shares)
-            if worst and (best is None or worst > best.worst_share):
-                name = ":".join(["static", *(f"{number:g}" for number in ratios)])
-                best = Compromise(name, rows[shares.index(worst)].label, worst)
+    for ratios in _ratios(found):
+        caps = static_caps(layout, *ratios)
+        shares = [
+            mix_concurrency(layout, caps, mix, checkpoints) / most for mix, most in zip(mixes, whole, strict=True)
+        ]
+        worst = min(shares)
+        if worst and (best is None or worst > best.worst_share):
+            name = ":".join(["static", *(f"{number:g}" for number in ratios)])
+            best = Compromise(name, rows[shares.index(worst)].label, worst)
     return best
 
 
-def _ratios(found: Sequence[float]) -> list[float]:
-    low, high = min(found), max(found)
-    between = [round(low * (high / low) ** (step / RATIOS_BETWEEN), 4) for step in range(1, RATIOS_BETWEEN)]
-    return sorted({*found, *between})
+def _ratios(found: Sequence[Split]) -> Iterator[tuple[float, ...]]:
+    """Yield the ratios to try: those found and some between, of windows and, where there are states, of these too."""
+    windows = sorted({split.ratio for split in found})
+    states = sorted({split.state_ratio for split in found if split.state_ratio is not None})
+    # Where both differ there are as many pairs: fewer of each are tried.
+    tried = FEW_BETWEEN if len(windows) > 1 and len(states) > 1 else RATIOS_BETWEEN
+    for ratio in _between(windows, tried):
+        if states:
+            yield from ((ratio, state_ratio) for state_ratio in _between(states, tried))
+        else:
+            yield (ratio,)
+
+
+def _between(found: Sequence[float], count: int) -> list[float]:
+    low, high = found[0], found[-1]
+    if low == high:
+        return [low]
+    return sorted({*found, *(round(low * (high / low) ** (step / count), 4) for step in range(1, count))})
 
 
 def _column(
@@ -205,7 +218,8 @@ def _tail_pages(pool: PoolLayout) -> int:
     if isinstance(retention, Full | State):
         return int(isinstance(retention, State))
     reach_tokens = retention.window_tokens if isinstance(retention, Sliding) else retention.chunk_tokens
-    # The last border inside a chunk: most of the chunk stands before it. For a window any border is as good.
-    border = ((2**20 * reach_tokens - 1) // pool.page_tokens) * pool.page_tokens
-    first, last = span(pool, border, border + 1)
-    return last - 1 - first
+    # The last border inside a chunk has most of it behind itself; P chunks end in every way that there is. For a window
+    # any border is as good.
+    ends = range(2**20, 2**20 + pool.page_tokens)
+    borders = [(end * reach_tokens - 1) // pool.page_tokens * pool.page_tokens for end in ends]
+    return max(border // pool.page_tokens - span(pool, border, border + 1)[0] for border in borders)

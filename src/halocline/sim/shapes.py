@@ -33,7 +33,7 @@ class Shape:
     name: str
     layers: tuple[LayerKV, ...]
     parameters: int | None
-    """All weights of the text model; None where nobody published them."""
+    """All weights: of the text model, where the source tells it apart; None where nobody published them."""
     active_parameters: int | None
     """Weights that take part in one token: fewer than `parameters` where experts are chosen per token."""
     max_model_len: int | None
