@@ -121,6 +121,14 @@ class Pool:
         """By slab: live pages of this pool."""
         return self._shelves.fill
 
+    def live_in(self, slab: int) -> int:
+        """Return the live pages of `slab`."""
+        return self._shelves.count[slab]
+
+    def fill_of(self, slabs: Pages) -> Pages:
+        """Return the live pages of each of `slabs`."""
+        return self._shelves.fill_of(slabs)
+
     @property
     def holes(self) -> int:
         """Free pages in slabs that the pool owns."""
@@ -154,13 +162,13 @@ class Pool:
             opened = self._open(ceil_div(count - free, self.per_slab))
             free += len(opened) * self.per_slab
             slabs += opened
-        places = self.pages_of(slabs)
+        chosen = np.array(slabs, np.int64)
+        places = self.pages_of(chosen)
         pages: Pages = places[self.live[places] == 0][:count]
         self.live[pages] = 1
         self.live_pages += count
-        last = slabs.pop()
-        self._shelves.fill_up(slabs)
-        self._shelves.put(last, self.per_slab - (free - count))
+        self._shelves.fill_up(chosen[:-1])
+        self._shelves.put(slabs[-1], self.per_slab - (free - count))
         return pages
 
     def take_one(self) -> int:
@@ -182,9 +190,9 @@ class Pool:
         self.live[pages] = 1
         slabs, counts = np.unique(pages // self.per_slab, return_counts=True)
         for slab, count in zip(slabs.tolist(), counts.tolist(), strict=True):
-            assert self.fill[slab], f"slab {slab} is not one of pool {self.number}"
+            assert self._shelves.count[slab], f"slab {slab} is not one of pool {self.number}"
             self._shelves.pull(slab)
-            self._shelves.put(slab, self.fill[slab] + count)
+            self._shelves.put(slab, self._shelves.count[slab] + count)
 
     def drop(self, pages: Pages | Places) -> None:
         """Make distinct live `pages` free; a slab without live pages leaves the pool."""
@@ -197,7 +205,7 @@ class Pool:
             last = (slabs[1:] != slabs[:-1]).nonzero()[0]  # of each slab's pages but those of the last slab
             ends = np.empty(len(last) + 2, np.int64)
             ends[0], ends[1:-1], ends[-1] = -1, last, len(pages) - 1
-            emptied = self._shelves.lower(slabs[ends[1:]].tolist(), (ends[1:] - ends[:-1]).tolist())
+            emptied = self._shelves.lower_many(slabs[ends[1:]], ends[1:] - ends[:-1])
         else:
             self.live[pages] = 0
             emptied = self._shelves.lower((pages // self.per_slab).tolist(), [1] * len(pages))
@@ -258,13 +266,13 @@ class Pool:
         for slab in slabs:
             first = slab * self.per_slab
             self.live[first : first + self.per_slab] = 0
-            self.live_pages -= self.fill[slab]
+            self.live_pages -= self._shelves.count[slab]
             self._shelves.put(slab, 0)
         self._close(slabs)
 
-    def pages_of(self, slabs: list[int]) -> Pages:
+    def pages_of(self, slabs: list[int] | Pages) -> Pages:
         """Return all pages of `slabs`, live or not, in the order given."""
-        return (np.array(slabs, np.int64)[:, None] * self.per_slab + self._columns).ravel()
+        return (np.asarray(slabs, np.int64)[:, None] * self.per_slab + self._columns).ravel()
 
     def _open(self, count: int) -> list[int]:
         opened = self.stock.take(count, self.number)

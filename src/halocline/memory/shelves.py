@@ -12,7 +12,11 @@ of the processor's cache.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from halocline.units import ceil_div
 
@@ -20,32 +24,39 @@ from halocline.units import ceil_div
 class Shelves:
     """Live pages per slab, and the slabs in the order of that number."""
 
-    __slots__ = ("_per_slab", "_shelves", "_stocked", "fill")
+    __slots__ = ("_per_slab", "_shelves", "_stocked", "count")
 
     def __init__(self, slabs: int, per_slab: int) -> None:
         self._per_slab = per_slab
-        self.fill = [0] * slabs
+        self.count = array("i", [0]) * slabs
         """By slab: its live pages. Also right for slabs that stand nowhere: what they had when they were pulled."""
         self._shelves: list[dict[int, None]] = [{} for _ in range(per_slab)]
         self._stocked = 0  # bit c: shelf c may have slabs; a bit that is out of date is cleared by whoever meets it
 
+    @property
+    def fill(self) -> list[int]:
+        """By slab: its live pages, for whoever looks at all of them."""
+        return self.count.tolist()
+
+    def fill_of(self, slabs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the live pages of each of `slabs`."""
+        return np.frombuffer(self.count, np.int32)[slabs].astype(np.int64)
+
     def put(self, slab: int, live: int) -> None:
         """Stand a slab that stands nowhere on the shelf of `live` pages."""
-        self.fill[slab] = live
+        self.count[slab] = live
         if 0 < live < self._per_slab:
             self._shelves[live][slab] = None
             self._stocked |= 1 << live
 
-    def fill_up(self, slabs: list[int]) -> None:
+    def fill_up(self, slabs: NDArray[np.int64]) -> None:
         """Note that slabs that stand nowhere are full."""
-        fill, full = self.fill, self._per_slab
-        for slab in slabs:
-            fill[slab] = full
+        np.frombuffer(self.count, np.int32)[slabs] = self._per_slab
 
     def pull(self, slab: int) -> None:
         """Take `slab` off its shelf."""
-        if self.fill[slab] < self._per_slab:
-            del self._shelves[self.fill[slab]][slab]
+        if self.count[slab] < self._per_slab:
+            del self._shelves[self.count[slab]][slab]
 
     def fill_one(self) -> int | None:
         """Count one more live page in the fullest slab with a hole, and return the slab; None if there is none."""
@@ -54,7 +65,7 @@ class Shelves:
             shelf = self._shelves[live]
             if shelf:
                 slab, _ = shelf.popitem()
-                self.fill[slab] = live = live + 1  # `put`, in place: every page of a decode comes this way
+                self.count[slab] = live = live + 1  # `put`, in place: every page of a decode comes this way
                 if live < self._per_slab:
                     self._shelves[live][slab] = None
                     self._stocked |= 1 << live
@@ -87,7 +98,7 @@ class Shelves:
 
     def lower_one(self, slab: int) -> bool:
         """Take one live page from `slab`; True if it has none left, and so stands nowhere."""
-        live = self.fill[slab]
+        live = self.count[slab]
         assert live, f"slab {slab} loses 1 of 0 pages"
         self.pull(slab)
         self.put(slab, live - 1)
@@ -96,20 +107,40 @@ class Shelves:
     def lower(self, slabs: list[int], counts: list[int]) -> list[int]:
         """Take `counts[i]` live pages from `slabs[i]`; return those that have none left, which stand nowhere."""
         emptied: list[int] = []
-        fill, shelves, stocked, full = self.fill, self._shelves, self._stocked, self._per_slab
+        fill, shelves, full = self.count, self._shelves, self._per_slab
         for slab, count in zip(slabs, counts, strict=True):
             live = fill[slab]
-            left = live - count
-            assert left >= 0, f"slab {slab} loses {count} of {live} pages"
+            fill[slab] = left = live - count
+            if 0 < live < full:
+                del shelves[live][slab]
+            if left > 0:
+                shelf = shelves[left]
+                if not shelf:  # else the bit is set
+                    self._stocked |= 1 << left
+                shelf[slab] = None
+            else:
+                assert left == 0, f"slab {slab} loses {count} of {live} pages"
+                emptied.append(slab)
+        return emptied
+
+    def lower_many(self, slabs: NDArray[np.int64], counts: NDArray[np.int64]) -> list[int]:
+        """Do the same as `lower` for many slabs at once."""
+        count = np.frombuffer(self.count, np.int32)
+        before = count[slabs]
+        after = before - counts
+        assert after.min() >= 0, f"slab {slabs[after < 0][0]} loses more pages than it has"
+        count[slabs] = after
+        emptied: list[int] = []
+        shelves, full = self._shelves, self._per_slab
+        for slab, live, left in zip(slabs.tolist(), before.tolist(), after.tolist(), strict=True):
             if live < full:
                 del shelves[live][slab]
-            fill[slab] = left
             if left:
                 shelves[left][slab] = None
-                stocked |= 1 << left
             else:
                 emptied.append(slab)
-        self._stocked = stocked
+        for level in set(after.tolist()) - {0}:
+            self._stocked |= 1 << level
         return emptied
 
     # ---- what others may look at
@@ -128,4 +159,4 @@ class Shelves:
         return [live for live in range(self._per_slab) if self._stocked >> live & 1]
 
     def _full(self) -> Iterable[int]:
-        return (slab for slab, live in enumerate(self.fill) if live == self._per_slab)
+        return (slab for slab, live in enumerate(self.count) if live == self._per_slab)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,3 +107,26 @@ def test_any_history_leaves_every_slab_on_the_shelf_of_its_live_pages(history):
             [s for s in some.by_level()[level] if live[s] == level] for level in (1, 2, 3, 4)
         ]
         assert sorted(some.emptiest()) == [slab for slab, count in enumerate(live) if count]
+
+
+LOSSES = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=12)
+
+
+@given(LOSSES)
+@profile(100)
+def test_lowering_many_slabs_at_once_leaves_the_shelves_as_one_by_one(losses):
+    fills = [live for live, _ in losses]
+    lost = [min(live, less) for live, less in losses]
+    at = [slab for slab, less in enumerate(lost) if less]
+    one_by_one, at_once = shelves(*fills), shelves(*fills)
+    if at:
+        emptied = at_once.lower_many(np.array(at), np.array([lost[slab] for slab in at]))
+        assert emptied == one_by_one.lower(at, [lost[slab] for slab in at])
+    assert at_once.fill == one_by_one.fill
+    assert at_once.by_level() == one_by_one.by_level()
+    assert at_once.stocked() == one_by_one.stocked()
+
+
+def test_many_slabs_cannot_lose_more_than_they_have():
+    with pytest.raises(AssertionError, match="slab 1 loses more pages than it has"):
+        shelves(2, 2).lower_many(np.array([0, 1]), np.array([2, 3]))
