@@ -6,7 +6,8 @@
   step is handed over at its end, as the engine's loop does; latencies count from the arrival all the same.
 * At most `MOST_WAITING` requests wait in the scheduler; the others are held back in the lobby, in order, and their
   prompts are not expanded yet. Where all priorities are equal nothing is decided otherwise by that, because nobody
-  overtakes; where they are not, nobody is held back.
+  overtakes (a step that could admit more than so many at once admits the rest in the next one); where they are not,
+  nobody is held back.
 * In a saturated run everything arrives at the start, and a request's times count from its being handed over.
 """
 
