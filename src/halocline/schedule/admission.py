@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
 
 from halocline.memory.arena import Arena
 from halocline.memory.budget import Budget
@@ -21,6 +20,7 @@ from halocline.schedule.packing import unsigned
 from halocline.schedule.request import Request
 from halocline.schedule.rules import Rules
 from halocline.schedule.sharing import Entrance, Sharing
+from halocline.units import ceil_div
 
 OBSERVED_REQUESTS = 1024
 """How many finished requests of a class are remembered."""
@@ -37,7 +37,8 @@ class OutputLengths:
     """
 
     def __init__(self, quantile: float) -> None:
-        self._quantile = Fraction(str(quantile))  # as written: in binary, 0.07 of 100 is more than 7
+        as_written = Fraction(str(quantile))  # in binary, 0.07 of 100 is more than 7
+        self._upper, self._lower = as_written.numerator, as_written.denominator
         self._recent: dict[int, deque[int]] = {}
         self._sorted: dict[int, list[int]] = {}
         self.recorded = 0
@@ -67,7 +68,7 @@ class OutputLengths:
         ordered = self._sorted.get(self.class_of(max_tokens), [])
         if len(ordered) < FEWEST_OBSERVED:
             return min(max_tokens, UNOBSERVED_TOKENS)
-        covered = ceil(self._quantile * len(ordered))  # 0.9 of 32 is reached by the 29th
+        covered = ceil_div(self._upper * len(ordered), self._lower)  # 0.9 of 32 is reached by the 29th
         return min(max_tokens, max(1, ordered[covered - 1]))
 
 
