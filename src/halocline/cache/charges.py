@@ -21,11 +21,8 @@ from halocline.memory.pool import INDEX_MASK
 Pages = NDArray[np.int64]
 
 
-def unique(parts: Sequence[Handles]) -> Handles:
-    """Return all handles of `parts`, each once, in the order of their first appearance; within a part all differ."""
-    if len(parts) < 2:
-        return parts[0] if parts else NO_HANDLES
-    handles = np.concatenate(parts)
+def unique(handles: Handles) -> Handles:
+    """Return all of `handles`, each once, in the order of their first appearance."""
     _, first = np.unique(handles, return_index=True)
     return handles[np.sort(first)]
 
@@ -55,34 +52,51 @@ class Charges:
         books = self._forest.books[pool]
         if pool in self._windows:
             first = books.lockers[index] == 0
-            books.charge[index[first]] = lock.id
-            for page in index[~first].tolist():
-                self.waiting[pool].setdefault(page, []).append(lock)
+            if np.count_nonzero(first) == len(index):
+                books.charge[index] = lock.id
+            else:
+                books.charge[index[first]] = lock.id
+                for page in index[~first].tolist():
+                    self.waiting[pool].setdefault(page, []).append(lock)
         books.lockers[index] += 1
 
     def part(self, parts: Sequence[Parting]) -> None:
         """End locks: the one way. All lockers that part are counted out before any charge finds its heir."""
-        loose: list[list[Handles]] = [[] for _ in self._arena.pools]
+        unlocked: list[Handles] = [NO_HANDLES for _ in self._arena.pools]
         rooms: dict[int, list[int]] = {}
-        unshared = [pool for pool in self._windows if not self.waiting[pool]]
-        shared = [part for part in parts if part.pool not in unshared]
-        for part in shared:
-            self._forest.books[part.pool].lockers[part.handles & INDEX_MASK] -= 1
-        for part in shared:
-            index = part.handles & INDEX_MASK
-            if part.pool in self._windows:
-                self._pass_on(part, index, rooms)
-            loose[part.pool].append(part.handles[self._forest.books[part.pool].lockers[index] == 0])
-        for pool in unshared:
-            alone = [part for part in parts if part.pool == pool]
-            if alone:
-                loose[pool].append(self._end_alone(pool, alone, rooms))
-        unlocked = [unique(of_pool) for of_pool in loose]
+        for pool in range(len(unlocked)):
+            of_pool = [part for part in parts if part.pool == pool]
+            if of_pool:
+                unlocked[pool] = self._part(pool, of_pool, rooms)
         self._arena.unlock(unlocked)
         for pool, handles in enumerate(unlocked):
             if len(handles):
                 self._unlocked[pool].append(handles)
         self._change_rooms({self._open[lock_id]: change for lock_id, change in rooms.items() if lock_id in self._open})
+
+    def _part(self, pool: int, parts: Sequence[Parting], rooms: dict[int, list[int]]) -> Handles:
+        # Returns the pages that nobody locks any more. Mostly those are all, and can be counted out at once.
+        handles = parts[0].handles if len(parts) == 1 else np.concatenate([part.handles for part in parts])
+        index, books = handles & INDEX_MASK, self._forest.books[pool]
+        shared = books.lockers[index] > 1
+        if not np.count_nonzero(shared):
+            books.lockers[index] = 0
+            if pool in self._windows:  # what one alone locks is charged to that one
+                books.charge[index] = NO_LOCK
+                for part in parts:
+                    self._room(rooms, part.lock.id)[pool] += len(part.handles)
+            return handles
+        np.subtract.at(books.lockers, index, 1)
+        if pool in self._windows:
+            at = 0
+            for part in parts:
+                of_part = slice(at, at + len(part.handles))
+                self._pass_on(part, index[of_part], shared[of_part], rooms)
+                at = of_part.stop
+        return unique(handles[books.lockers[index] == 0])
+
+    def _room(self, rooms: dict[int, list[int]], lock_id: int) -> list[int]:
+        return rooms.setdefault(lock_id, [0] * len(self._arena.pools))
 
     def pay(self, lock: Lock) -> None:
         """Let `lock` pay what it owes, as far as its grant has room by now."""
@@ -94,37 +108,22 @@ class Charges:
         self._unlocked = [[] for _ in self._unlocked]
         return pages
 
-    def _end_alone(self, pool: int, parts: Sequence[Parting], rooms: dict[int, list[int]]) -> Handles:
-        # Where nobody waits for a charge, every locked page of a window pool has one locker and is charged to it. As in
-        # most steps; and then all of them are counted out at once.
-        handles = np.concatenate([part.handles for part in parts])
-        index, books = handles & INDEX_MASK, self._forest.books[pool]
-        assert (books.lockers[index] == 1).all(), f"pages of pool {pool} with several lockers, and nobody waits"
-        books.lockers[index] = 0
-        books.charge[index] = NO_LOCK
-        for part in parts:
-            rooms.setdefault(part.lock.id, [0] * len(self._arena.pools))[pool] += len(part.handles)
-        return handles
-
-    def _pass_on(self, part: Parting, index: Pages, rooms: dict[int, list[int]]) -> None:
+    def _pass_on(self, part: Parting, index: Pages, shared: NDArray[np.bool_], rooms: dict[int, list[int]]) -> None:
         # What was charged to the parting lock becomes its room; where others lock on, the next one pays with his.
         books, waiting = self._forest.books[part.pool], self.waiting[part.pool]
-        pools = range(len(self._arena.pools))
         mine = books.charge[index] == part.lock.id
         received = int(np.count_nonzero(mine))
         if received:
-            rooms.setdefault(part.lock.id, [0 for _ in pools])[part.pool] += received
+            self._room(rooms, part.lock.id)[part.pool] += received
             books.charge[index[mine]] = NO_LOCK
-        if not waiting:
-            return
-        for page, charged in zip(index.tolist(), mine.tolist(), strict=True):
+        for page, charged in zip(index[shared].tolist(), mine[shared].tolist(), strict=True):
             queue = waiting.get(page)
-            if queue is None:
+            if queue is None:  # the last of its lockers, all of whom part in this call
                 continue
             if charged:
                 heir = queue.pop(0)
                 books.charge[page] = heir.id
-                rooms.setdefault(heir.id, [0 for _ in pools])[part.pool] -= 1
+                self._room(rooms, heir.id)[part.pool] -= 1
             else:
                 queue.remove(part.lock)
             if not queue:

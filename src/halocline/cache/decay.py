@@ -38,24 +38,24 @@ class Decay:
         """
         touched: dict[int, Node] = {}
         cuts: dict[int, int] = {}
-        marks: list[Mark] = []
+        marks: dict[Mark, None] = {}
         for pool, handles in enumerate(died):
             if len(handles) == 0:
                 continue
             index = handles & INDEX_MASK
-            for node in self._forest.owners(pool, index):
+            for node, gone in self._forest.places(pool, index):
                 touched[node.id] = node
-                marks += self._marks.near(node)
-                gone = np.flatnonzero(np.isin(node.pages[pool], handles))
+                last = int(gone.max()) + node.start * self._forest.shape.pages_per_granule[pool]
+                marks.update(dict.fromkeys(self._marks.near(node, pool, last)))
                 node.pages[pool][gone] = TOMBSTONE
                 if pool in self._full:
-                    granule = int(gone[0]) // self._forest.shape.pages_per_granule[pool]
+                    granule = int(gone.min()) // self._forest.shape.pages_per_granule[pool]
                     cuts[node.id] = min(granule, cuts.get(node.id, granule))
             self._forest.disown(pool, index)
         extra: list[list[Handles]] = [[NO_HANDLES] for _ in died]
         for node_id, granule in cuts.items():
             if node_id in self._forest.nodes:
-                marks += self._cut(self._forest.nodes[node_id], granule, extra)
+                marks.update(dict.fromkeys(self._cut(self._forest.nodes[node_id], granule, extra)))
         self._marks.died(marks)
         for node in touched.values():
             self.prune(node)

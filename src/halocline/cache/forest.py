@@ -9,6 +9,9 @@ is charged. They are by page and not by node, so that a split or a merge has not
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,11 +29,13 @@ NO_LOCK = 0
 class PageBooks:
     """What the tree knows of the pages of one pool, by page index."""
 
-    __slots__ = ("charge", "lockers", "mark", "node")
+    __slots__ = ("charge", "lockers", "mark", "node", "page")
 
     def __init__(self, pages: int) -> None:
         self.node = np.zeros(pages, np.int64)
         """Id of the node that owns the page, or NO_NODE."""
+        self.page = np.zeros(pages, np.int32)
+        """Which page of its path it is, counted from position 0: no split changes that. 0 for a state."""
         self.lockers = np.zeros(pages, np.int32)
         """Requests that lock it."""
         self.mark = np.zeros(pages, np.int64)
@@ -124,9 +129,24 @@ class Forest:
             if pool not in self.shape.states:
                 node.pages[pool] = np.concatenate((node.pages[pool], pages[pool]))
 
-    def own(self, node: Node, pool: int, handles: Handles) -> None:
-        """Note that the pages behind `handles` are the node's; tombstones among them are passed over."""
-        self.books[pool].node[handles[handles != TOMBSTONE] & INDEX_MASK] = node.id
+    def own(self, node: Node, pool: int, first: int, handles: Handles) -> None:
+        """Note that `handles` are the node's pages from page `first` of its path on; tombstones are passed over."""
+        (at,) = (handles != TOMBSTONE).nonzero()
+        if len(at):
+            index, books = handles[at] & INDEX_MASK, self.books[pool]
+            books.node[index] = node.id
+            books.page[index] = at + first
+
+    def put(self, path: list[Node], pool: int, first: int, handles: Handles) -> None:
+        """Write `handles` over the pages from `first` on of a positional `pool` along `path`, whose nodes own them."""
+        per_granule, last = self.shape.pages_per_granule[pool], first + len(handles)
+        for node in path:
+            begin = node.start * per_granule
+            low, high = max(first, begin), min(last, begin + len(node.pages[pool]))
+            if low < high:
+                part = handles[low - first : high - first]
+                node.pages[pool][low - begin : high - begin] = part
+                self.own(node, pool, low, part)
 
     def disown(self, pool: int, index: NDArray[np.int64]) -> None:
         """Note that the pages of `index` are in no node any more (L8: with the tombstone goes the mapping)."""
@@ -135,7 +155,20 @@ class Forest:
 
     def owners(self, pool: int, index: NDArray[np.int64]) -> list[Node]:
         """Return the nodes that own the pages of `index`, once each."""
-        return [self.nodes[i] for i in np.unique(self.books[pool].node[index]).tolist() if i != NO_NODE]
+        ids = set(self.books[pool].node[index].tolist())  # few differ: np.unique takes ten times as long
+        return [self.nodes[i] for i in sorted(ids) if i != NO_NODE]
+
+    def places(self, pool: int, index: NDArray[np.int64]) -> Iterator[tuple[Node, NDArray[np.int64]]]:
+        """Yield the nodes that own the pages of `index`, with the places in `Node.pages` at which these stand."""
+        books, per_granule = self.books[pool], self.shape.pages_per_granule[pool]
+        ids, pages = books.node[index], books.page[index].astype(np.int64)
+        order = np.argsort(ids, kind="stable")
+        ids, pages = ids[order], pages[order]
+        ends = [*(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(ids)]
+        for first, end in pairwise((0, *ends)):
+            if ids[first] != NO_NODE:
+                node = self.nodes[ids.item(first)]
+                yield node, pages[first:end] - node.start * per_granule
 
     def shorten(self, node: Node, granules: int) -> None:
         """Cut a childless `node` down to its first `granules`; its pages beyond them are disowned already."""
@@ -169,5 +202,5 @@ class Forest:
         self.nodes[node.id] = node
         parent.children[key[: self.shape.granule_bytes]] = node
         for pool, handles in enumerate(pages):
-            self.own(node, pool, handles)
+            self.own(node, pool, start * self.shape.pages_per_granule[pool], handles)
         return node

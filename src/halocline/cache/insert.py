@@ -30,7 +30,7 @@ from halocline.cache.keys import Key
 from halocline.cache.locks import Lock, LockBook
 from halocline.cache.match import Resume
 from halocline.cache.merge import Insertion, Merge
-from halocline.cache.node import TOMBSTONE, Node, gather, scatter, tombstones
+from halocline.cache.node import TOMBSTONE, Node, gather, tombstones
 from halocline.errors import InvariantError
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
@@ -90,7 +90,11 @@ class Inserter:
                 for merge in plan.merges:
                     self._settle_gone(each.lock, plan.path(), merge)
         self._locks.pass_windows([(each.lock, each.computed_tokens) for each in step])
-        return [self._settle(each, plan) for each, plan in zip(step, plans, strict=True)]
+        hands_states = bool(self._forest.shape.states)
+        return [
+            self._settle(each, plan) if plan is not None or hands_states else self._nothing
+            for each, plan in zip(step, plans, strict=True)
+        ]
 
     def _plan(self, each: Advance) -> Insertion | None:
         # None for who inserts no granule: most of those who decode, whose windows only pass pages.
@@ -157,9 +161,10 @@ class Inserter:
 
     def _settle_gone(self, lock: Lock, path: list[Node], merge: Merge) -> None:
         # Pages that the window has passed: duplicates and what nobody can read are freed, the others cached.
-        merge.look(path, self._forest.shape)
-        gone = slice(0, merge.kept_from - merge.first_page)
-        mine, theirs = merge.mine[gone], merge.theirs[gone]
+        passed = merge.kept_from - merge.first_page
+        if passed == 0:
+            return
+        theirs, mine = merge.look(path, self._forest.shape)[:passed], merge.mine[:passed]
         there = mine != TOMBSTONE
         new = there & (theirs == TOMBSTONE)
         if new.any() and merge.pool in self._locks.windows:
@@ -170,15 +175,17 @@ class Inserter:
             mine[useless] = TOMBSTONE
         if new.any():
             self._arena.cache(lock.grant, merge.pool, mine[new])
-        self._write(path, merge, gone)
+            self._write(path, merge.pool, merge.first_page, mine, theirs)
 
     def _settle_kept(self, lock: Lock, path: list[Node], merge: Merge) -> None:
         # Pages that the request still reads: duplicates are swapped for the tree's, the others adopted.
-        merge.look(path, self._forest.shape)
-        pool, kept = merge.pool, slice(merge.kept_from - merge.first_page, None)
-        mine, theirs = merge.mine[kept], merge.theirs[kept]
+        pool, passed = merge.pool, merge.kept_from - merge.first_page
+        theirs, mine = merge.look(path, self._forest.shape)[passed:], merge.mine[passed:]
         there = theirs != TOMBSTONE
-        double, taken, new = mine[there], theirs[there], mine[~there]
+        if np.count_nonzero(there) == 0:  # as nearly always
+            double, taken, new = NO_HANDLES, NO_HANDLES, mine
+        else:
+            double, taken, new = mine[there], theirs[there], mine[~there]
         if len(new):
             self._arena.adopt(lock.grant, self._only(pool, new))
             self._locks.count_in(lock, pool, new & INDEX_MASK)
@@ -192,14 +199,12 @@ class Inserter:
             answer = self._arena.lock(lock.grant, self._only(pool, fresh), lock.grant.demand)
             assert not isinstance(answer, Refusal), f"the room of freed duplicates is gone: {answer}"
             self._locks.count_in(lock, pool, taken & INDEX_MASK)
-        self._write(path, merge, kept)
+        if len(new):
+            self._write(path, pool, merge.kept_from, mine, theirs)
 
-    def _write(self, path: list[Node], merge: Merge, part: slice) -> None:
+    def _write(self, path: list[Node], pool: int, first: int, mine: Handles, theirs: Handles) -> None:
         # Puts what the tree got into the nodes' places.
-        result = np.where(merge.theirs == TOMBSTONE, merge.mine, merge.theirs)[part]
-        scatter(path, self._forest.shape, merge.pool, merge.first_page + (part.start or 0), result)
-        for node in path:
-            self._forest.own(node, merge.pool, node.pages[merge.pool])
+        self._forest.put(path, pool, first, np.where(theirs == TOMBSTONE, mine, theirs))
 
     def _record(self, lock: Lock, path: list[Node], merge: Merge) -> Own:
         last = merge.first_page + len(merge.mine)
@@ -222,7 +227,7 @@ class Inserter:
                 continue
             self._arena.cache(lock.grant, pool, handles)
             node.pages[pool][0] = handles[0]
-            self._forest.own(node, pool, handles)
+            self._forest.own(node, pool, 0, handles)
 
     def _only(self, pool: int, handles: Handles) -> list[Handles]:
         return [handles if number == pool else NO_HANDLES for number in range(len(self._arena.pools))]

@@ -83,6 +83,9 @@ class LockBook:
 
         Everything can resume after `granules`; `walk` may lead on, over full pages whose windows or states are gone.
         """
+        refusal = self._refusal(walk, granules, demand)
+        if refusal is not None:
+            return refusal
         wanted = self.wanted(walk, granules)
         fresh = self._charges.fresh(wanted)
         grant = self._arena.lock(owner, fresh, self.reduced(demand, wanted, fresh))
@@ -96,6 +99,25 @@ class LockBook:
         for pool, handles in enumerate(wanted):
             self.count_in(lock, pool, handles & INDEX_MASK)
         return lock
+
+    def _refusal(self, walk: Walk, granules: int, demand: Demand) -> Refusal | None:
+        # The arena's own no, said before a page of the path is looked at: somebody at the head of a line asks often.
+        # What is fresh is asked for as much as it lowers the demand, so full pages that others lock make it less, and a
+        # checkpoint that nobody locks makes it more. A path's nodes are locked from the first one on, each wholly.
+        if any(self._arena.budget.transfer):  # of cached pages that only a pin keeps, which count already
+            return None
+        less = [0] * len(demand)
+        for pool in self.full:
+            for node in walk.path:
+                if not self._is_locked(node, pool):
+                    break
+                less[pool] = min(node.end, walk.granules) * self._forest.shape.pages_per_granule[pool]
+        for pool in self._forest.shape.states if granules else ():
+            less[pool] = -any(node.end == granules and not self._is_locked(node, pool) for node in walk.path)
+        return self._arena.shortfall(demand.minus(Demand(less)))
+
+    def _is_locked(self, node: Node, pool: int) -> bool:
+        return self._forest.books[pool].lockers.item(node.pages[pool].item(0) & INDEX_MASK) > 0
 
     def wanted(self, walk: Walk, granules: int) -> list[Handles]:
         """Return the handles per pool that a request locks which resumes after `granules` of `walk`."""

@@ -25,7 +25,7 @@ tokens in 784 MiB, 2.6. The second goes first if both came together.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from halocline.cache.locks import LockBook
 from halocline.cache.match import Resume
 from halocline.cache.node import PROVEN, TOMBSTONE, Mark, Node, gather
 from halocline.memory.arena import Arena
-from halocline.memory.evictable import NO_UNIT, Place
+from halocline.memory.evictable import NO_UNIT, Place, Unit
 from halocline.memory.grant import NO_HANDLES, Handles
 from halocline.memory.pool import CACHED, INDEX_MASK
 from halocline.memory.retention import Chunked, Retention, Sliding
@@ -124,11 +124,12 @@ class Marks:
     def _unlocked_of_tails(self, pool: int, loose: Handles) -> None:
         # What windows pass of a tail page by page joins its unit: to make that anew would take ten times as long.
         index = loose & INDEX_MASK
+        marks = self._forest.books[pool].mark[index]
+        if not marks.any():
+            return
         alone = (self._arena.ranking.member[pool][index] == NO_UNIT) & (self._arena.pools[pool].state[index] == CACHED)
         joining: dict[int, list[int]] = {}
-        for handle, mark_id in zip(
-            loose[alone].tolist(), self._forest.books[pool].mark[index[alone]].tolist(), strict=True
-        ):
+        for handle, mark_id in zip(loose[alone].tolist(), marks[alone].tolist(), strict=True):
             if mark_id != NO_MARK:
                 joining.setdefault(mark_id, []).append(handle)
         parts, others = [], []
@@ -143,7 +144,7 @@ class Marks:
         for node in others:
             self._rank(node)
 
-    def died(self, marks: Sequence[Mark]) -> None:
+    def died(self, marks: Iterable[Mark]) -> None:
         """Look at marks that lost pages: those whose boundary is void end, and the clock rises to their worth."""
         for mark in marks:
             if mark.id not in self.marks:
@@ -175,17 +176,19 @@ class Marks:
         there: Handles = tail[tail != TOMBSTONE]
         return there
 
-    def near(self, node: Node) -> list[Mark]:
-        """Return the marks whose tails may have pages of `node`: at its end and below, as far as windows reach."""
-        found: list[Mark] = []
+    def near(self, node: Node, pool: int, last_page: int) -> Iterator[Mark]:
+        """Yield the marks to which page `last_page` of `pool` in `node`, or one before it there, may matter.
+
+        They stand at its end and below, as far as windows reach. In a window pool, their tails begin no later.
+        """
+        is_window = pool in self._locks.windows
         stack = [node]
         while stack:
             below = stack.pop()
-            if below.mark is not None:
-                found.append(below.mark)
+            if below.mark is not None and (not is_window or below.mark.first_page[pool] <= last_page):
+                yield below.mark
             if (below.end - node.end) * self._forest.shape.granule_tokens < self._reach_tokens:
                 stack.extend(below.children.values())
-        return found
 
     # ---- worth
 
@@ -207,7 +210,6 @@ class Marks:
     def _value(self, mark: Mark, *, proven: bool) -> None:
         mark.returned = mark.returned and not proven
         self._set_proven(mark, proven=proven)
-        self._keep(mark)
         size = self._own_bytes(mark)
         if mark.proven:
             self.proven_bytes += size - mark.bytes
@@ -215,13 +217,29 @@ class Marks:
         self._set_key(mark)
         self._limit_proven()
 
+    def _offer(self, node: Node, mark: Mark) -> None:
+        # Lets marks below `node` that are worth more than `mark`, which stands or stood there, have what it keeps.
+        for pool in self._locks.windows:
+            last = node.end * self._forest.shape.pages_per_granule[pool] - 1
+            for below in list(self.near(node, pool, last)):
+                if below is not mark and below.worth > mark.worth:
+                    self._rank(below.node)
+
     def _set_key(self, mark: Mark) -> None:
         saved = (mark.node.end - self._before(mark.node)) * self._forest.shape.granule_tokens
         key = 0.0 if mark.returned else self._clock[mark.proven] + saved * MIB / max(1, mark.bytes)
-        mark.key = key
+        before, mark.key = mark.key, key
         if mark.proven:
             heapq.heappush(self._proven, (key, mark.id))
         self._rank(mark.node)
+        if key < before:
+            above = mark.node.parent
+            while above is not None and not above.is_root:
+                if above.mark is not None and above.mark.worth > mark.worth:
+                    self._rank(above)
+                    break
+                above = above.parent
+            self._offer(mark.node, mark)
         self._refresh_worth(mark.node)
 
     def _set_proven(self, mark: Mark, *, proven: bool) -> None:
@@ -251,7 +269,7 @@ class Marks:
         for pool in self._locks.full:
             size += (mark.node.end - self._before(mark.node)) * shape.pages_per_granule[pool] * self._strides[pool]
         for pool in self.tail_pools:
-            size += len(self._kept(mark, pool)) * self._strides[pool]
+            size += len(self._keep(mark, pool)) * self._strides[pool]
         return size
 
     def _refresh_worth(self, node: Node | None) -> None:
@@ -271,23 +289,32 @@ class Marks:
     def _rank(self, node: Node) -> None:
         # Tells the arena of the full pages and of the tail at the end, as far as nobody locks them. Where nothing
         # hangs below both are one unit: full pages whose boundary is void would be kept for nothing, as a tail's rest.
-        self._unrank(node)
         mark, body = node.mark, self._free_body(node)
         tail = self._free_tail(mark) if mark is not None else self._nothing()
         above = node.parent.body if node.parent is not None else None
         above = above if above is not None and any(above.left) else None
-        if mark is not None and not node.children and any(map(len, tail)) and any(map(len, body)):
+        is_one = mark is not None and not node.children and any(map(len, tail)) and any(map(len, body))
+        if is_one != (mark is not None and node.body is mark.tail):
+            self._unrank(node)
+        if mark is not None and is_one:
             pages = [of_body if len(of_body) else of_tail for of_body, of_tail in zip(body, tail, strict=True)]
-            node.body = mark.tail = self._arena.rank(pages, mark.worth, Place(2 * node.end + 1, 0, above))
+            node.body = mark.tail = self._tell(node.body, pages, mark.worth, Place(2 * node.end + 1, 0, above))
             return
-        if any(map(len, body)):
-            bundle = self._forest.shape.pages_per_granule[self._locks.full[0]]
-            node.body = self._arena.rank(body, node.worth, Place(2 * node.end, bundle, above))
-            for child in node.children.values():
-                if child.body is not None and any(child.body.left):
-                    self._arena.ranking.hang(child.body, node.body)
-        if mark is not None and any(map(len, tail)):
-            mark.tail = self._arena.rank(tail, mark.worth, Place(2 * node.end + 1, 0, node.body))
+        bundle = self._forest.shape.pages_per_granule[self._locks.full[0]] if self._locks.full else 0
+        node.body = self._tell(node.body, body, node.worth, Place(2 * node.end, bundle, above))
+        for child in node.children.values() if node.body is not None else ():
+            if child.body is not None and any(child.body.left):
+                self._arena.ranking.hang(child.body, node.body)
+        if mark is not None:
+            mark.tail = self._tell(mark.tail, tail, mark.worth, Place(2 * node.end + 1, 0, node.body))
+
+    def _tell(self, unit: Unit | None, pages: list[Handles], worth: float, place: Place) -> Unit | None:
+        # Lets `pages` be a unit, which `unit` was so far; None where there are none.
+        if unit is not None and any(unit.left):
+            if any(map(len, pages)):
+                return self._arena.rerank(unit, pages, worth, place)
+            self._arena.unrank(unit)
+        return self._arena.rank(pages, worth, place) if any(map(len, pages)) else None
 
     def _unrank(self, node: Node) -> None:
         units = {unit.id: unit for unit in (node.body, node.mark.tail if node.mark is not None else None) if unit}
@@ -309,30 +336,34 @@ class Marks:
 
     def _free_tail(self, mark: Mark) -> list[Handles]:
         # The pages that the mark keeps and nobody locks.
-        self._keep(mark)
+        mine = mark.tail.id if mark.tail is not None else NO_UNIT
         pages = self._nothing()
         for pool in self.tail_pools:
-            kept = self._kept(mark, pool)
+            kept = self._keep(mark, pool)
             kept = kept[self._arena.pools[pool].state[kept & INDEX_MASK] == CACHED]
             pages[pool] = kept
-            if (self._arena.ranking.member[pool][kept & INDEX_MASK] != 0).any():
+            member = self._arena.ranking.member[pool][kept & INDEX_MASK]
+            if ((member != NO_UNIT) & (member != mine)).any():
                 self._arena.requeue(pool, kept)
         return pages
 
     def _nothing(self) -> list[Handles]:
         return [NO_HANDLES for _ in self._arena.pools]
 
-    def _keep(self, mark: Mark) -> None:
-        # Takes over the pages of its tail that no worthier mark keeps.
-        for pool in self.tail_pools:
-            index = self.tail(mark, pool) & INDEX_MASK
-            books = self._forest.books[pool]
-            for other in np.unique(books.mark[index]).tolist():
-                if other == NO_MARK or (other != mark.id and self.marks[other].worth <= mark.worth):
-                    books.mark[index[books.mark[index] == other]] = mark.id
+    def _keep(self, mark: Mark, pool: int) -> Handles:
+        # Takes over the pages of its tail that no worthier mark keeps; returns all that it keeps.
+        tail, keepers = self.tail(mark, pool), self._forest.books[pool].mark
+        index = tail & INDEX_MASK
+        before = keepers[index]
+        for other in set(before.tolist()):
+            if other != mark.id and (other == NO_MARK or self.marks[other].worth <= mark.worth):
+                keepers[index[before == other]] = mark.id
+        return self._of(mark, pool, tail)
 
     def _kept(self, mark: Mark, pool: int) -> Handles:
-        tail = self.tail(mark, pool)
+        return self._of(mark, pool, self.tail(mark, pool))
+
+    def _of(self, mark: Mark, pool: int, tail: Handles) -> Handles:
         kept: Handles = tail[self._forest.books[pool].mark[tail & INDEX_MASK] == mark.id]
         return kept
 
@@ -347,13 +378,13 @@ class Marks:
     def _reach_back(self, mark: Mark, serves_tokens: int) -> None:
         # Lets the tail begin early enough for a boundary at `serves_tokens`, and with the slab in which that page lies:
         # a slab that is the tail's alone empties when the tail dies, where one that it shares would have to be vacated.
-        path, shape = mark.node.path(), self._forest.shape
+        shape = self._forest.shape
         for pool in self._locks.windows:
             first, per_slab = self._resume.first_page(pool, serves_tokens), self._arena.pools[pool].per_slab
             if first >= mark.first_page[pool]:
                 continue
             mark.first_page[pool] = first
-            run = gather(path, shape, pool, max(0, first - per_slab + 1), first + 1)
+            run = gather(mark.node.path(), shape, pool, max(0, first - per_slab + 1), first + 1)
             if first < mark.node.end * shape.pages_per_granule[pool] and run[-1] != TOMBSTONE:
                 places = self._arena.pools[pool].place[np.maximum(run, 0) & INDEX_MASK]
                 apart = np.flatnonzero((run == TOMBSTONE) | (places // per_slab != places[-1] // per_slab))

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from halocline.cache.node import Node, Shape, gather
-from halocline.memory.grant import NO_HANDLES, Handles
+from halocline.memory.grant import Handles
 
 
 class Merge:
-    """One pool's pages over the inserted range: the request's and the tree's, by page."""
+    """One pool's pages over the inserted range, by page."""
 
-    __slots__ = ("first_page", "kept_from", "mine", "pool", "theirs")
+    __slots__ = ("first_page", "kept_from", "mine", "pool")
 
     def __init__(self, pool: int, first_page: int, kept_from: int, mine: Handles) -> None:
         self.pool = pool
@@ -25,11 +25,10 @@ class Merge:
         self.kept_from = kept_from
         """The first page that the request still reads."""
         self.mine = mine
-        self.theirs = NO_HANDLES
 
-    def look(self, path: list[Node], shape: Shape) -> None:
-        """See what the tree has by now: another request of the same step may have brought the same pages."""
-        self.theirs = gather(path, shape, self.pool, self.first_page, self.first_page + len(self.mine)).copy()
+    def look(self, path: list[Node], shape: Shape) -> Handles:
+        """Return what the tree has by now: another request of the same step may have brought the same pages."""
+        return gather(path, shape, self.pool, self.first_page, self.first_page + len(self.mine)).copy()
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,13 +187,3 @@ def gather(path: list[Node], shape: Shape, pool: int, first: int, last: int) -> 
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int64)
-
-
-def scatter(path: list[Node], shape: Shape, pool: int, first: int, handles: Handles) -> None:
-    """Write `handles` over the pages from `first` on of a positional `pool` along `path`."""
-    per_granule, last = shape.pages_per_granule[pool], first + len(handles)
-    for node in path:
-        begin = node.start * per_granule
-        low, high = max(first, begin), min(last, begin + len(node.pages[pool]))
-        if low < high:
-            node.pages[pool][low - begin : high - begin] = handles[low - first : high - first]

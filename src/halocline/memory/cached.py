@@ -19,7 +19,7 @@ from halocline.memory.evictable import NO_UNIT, Place, Ranking, Unit
 from halocline.memory.grant import Grant, Handles, Refusal
 from halocline.memory.ledger import Ledger
 from halocline.memory.moves import withdraw
-from halocline.memory.pool import CACHED, LOCKED, TRANSFER_CACHED, Pages, Pool
+from halocline.memory.pool import CACHED, INDEX_MASK, LOCKED, TRANSFER_CACHED, Pages, Pool
 
 
 class CachedPages:
@@ -47,6 +47,8 @@ class CachedPages:
         if not self.budget.fits(with_locked):
             return self.ledger.refusal(with_locked)
         for pool, locked, new in zip(self.pools, index, fresh, strict=True):
+            if len(locked) == 0:
+                continue
             withdraw(pool, self.ranking, new)
             self.budget.cached[pool.number] -= len(new)
             pool.state[locked] = LOCKED
@@ -58,8 +60,11 @@ class CachedPages:
 
         Nothing else changes: what is held stays held, what is promised stays promised. So this can always be done.
         """
-        own = self.owners.own
-        index = [own(grant, pool, given, "gives the tree") for pool, given in zip(self.pools, handles, strict=True)]
+        grant.check_open()
+        index = [
+            self.owners.own(grant, pool, given, "gives the tree") if len(given) else given
+            for pool, given in zip(self.pools, handles, strict=True)
+        ]
         if any(len(given) > asked for given, asked in zip(index, grant.asked, strict=True)):
             raise InvariantError(
                 [f"{grant.describe()} gives {tuple(map(len, index))} pages away, some of them borrowed"]
@@ -98,10 +103,14 @@ class CachedPages:
         if heir is not None:
             heir.check_open()
         for pool, unlocked in zip(self.pools, index, strict=True):
-            claimed = pool.claims[unlocked] > 0
-            kept, loose = unlocked[claimed], unlocked[~claimed]
-            pool.state[kept] = TRANSFER_CACHED
-            self.budget.count(pool.number, locked=-len(unlocked), transfer=len(kept))
+            if len(unlocked) == 0:
+                continue
+            self.budget.locked[pool.number] -= len(unlocked)
+            claimed, loose = pool.claims[unlocked] > 0, unlocked
+            if np.count_nonzero(claimed):
+                kept, loose = unlocked[claimed], unlocked[~claimed]
+                pool.state[kept] = TRANSFER_CACHED
+                self.budget.transfer[pool.number] += len(kept)
             self.take_in(pool, loose)
             if heir is not None and len(loose):
                 heir.raise_demand(pool.number, len(loose))
@@ -139,6 +148,15 @@ class CachedPages:
             pool.queue.remove(of_pool)
         unit = Unit(tuple(index), worth, place.depth, place.bundle)
         self.ranking.add(unit, place.over)
+        return unit
+
+    def rerank(self, unit: Unit, handles: Sequence[Handles], worth: float, place: Place) -> Unit:
+        """Let `unit` end and make one of `handles`: `unrank` and `rank` in one, and cheap where the pages are its."""
+        index = [of_pool & INDEX_MASK for of_pool in handles]
+        if not self.ranking.is_of(unit, index):
+            self.unrank(unit)
+            return self.rank(handles, worth, place)
+        self.ranking.renew(unit, index, worth, place)
         return unit
 
     def join(self, pool: int, joining: Sequence[tuple[Unit, Handles]]) -> None:

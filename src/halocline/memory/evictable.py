@@ -15,7 +15,7 @@ that hangs on it has gone. So a unit is never worth less than what hangs on it, 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,7 +82,8 @@ class Ranking:
         self.units[unit.id] = unit
         self.hang(unit, over)
         for pool, index in enumerate(unit.index):
-            self.member[pool][index] = unit.id
+            if len(index):
+                self.member[pool][index] = unit.id
         self._enter(unit)
 
     def join(self, unit: Unit, pool: int, index: NDArray[np.int64]) -> None:
@@ -118,6 +119,27 @@ class Ranking:
             self.member[pool][index] = NO_UNIT
         self._end(unit)
         return pages
+
+    def is_of(self, unit: Unit, index: Sequence[NDArray[np.int64]]) -> bool:
+        """Whether distinct `index`, per pool, are just the pages of `unit`."""
+        if any(left != len(of_pool) for left, of_pool in zip(unit.left, index, strict=True)):
+            return False
+        return all(
+            (member[of_pool] == unit.id).all()
+            for member, of_pool in zip(self.member, index, strict=True)
+            if len(of_pool)
+        )
+
+    def renew(self, unit: Unit, index: Sequence[NDArray[np.int64]], worth: float, place: Place) -> None:
+        """Let `unit`, whose pages are `index`, stand elsewhere, as if it had just come: what hung on it hangs on none.
+
+        It has another id from now on.
+        """
+        self._leave(unit)
+        self._end(unit)
+        unit.index = tuple(index)
+        unit.worth, unit.depth, unit.bundle = worth, place.depth, place.bundle
+        self.add(unit, place.over)
 
     def pages(self, unit: Unit, pool: int) -> NDArray[np.int64]:
         """Return the indices that still belong to `unit`, first to go first."""

@@ -78,7 +78,10 @@ def make_room(
     _evict_planned(pools, budget, ranking, extra, plan, room)
     if not pins.waits:
         _evict_rather_than_move(pools, budget, ranking, extra, room)
-    shifts = [_gather(pool, budget, ranking, pins, room) if pins.waits_in(pool.number) else _Shift() for pool in pools]
+    shifts = [
+        _gather(pool, budget, ranking, pins, room) if pins.waits and pins.waits_in(pool.number) else _Shift()
+        for pool in pools
+    ]
     for pool, slabs in zip(pools, _slabs_to_vacate(pools, shifts, extra), strict=True):
         if slabs:
             _vacate(pool, budget, ranking, slabs, shifts[pool.number], room)
@@ -129,15 +132,41 @@ def _loose(pool: Pool, count: int, extra: int) -> Pages:
     loose = pool.queue.first(count if pool.queue.is_ordered else count + LOOKED_AT)
     if len(loose) <= count or pool.per_slab == 1:
         return loose[:count]
-    slabs, slab, there = np.unique(pool.place[loose] // pool.per_slab, return_inverse=True, return_counts=True)
-    staying = np.asarray([pool.fill[each] for each in slabs.tolist()]) - there
+    slabs, which, there = _by_slab(pool, loose)
     given = max(0, pool.slabs - ceil_div(pool.live_pages - count + extra, pool.per_slab))
-    order = np.argsort(staying, kind="stable")
-    rank = np.empty(len(slabs), np.int64)
-    rank[order[:given]] = np.arange(len(order[:given]))
-    rank[order[given:]] = len(order) - np.arange(len(order[given:]))
-    chosen: Pages = loose[np.argsort(rank[slab], kind="stable")][:count]
+    order = _first_slabs((pool.fill_of(slabs) - there) * len(pool.live) + slabs, there, count, given)
+    rank = np.full(len(slabs), len(order))
+    rank[order] = np.arange(len(order))
+    rank = rank[which]
+    needed = np.flatnonzero(rank < len(order))
+    chosen: Pages = loose[needed[np.argsort(rank[needed], kind="stable")]][:count]
     return chosen
+
+
+def _first_slabs(key: Pages, there: Pages, count: int, given: int) -> Pages:
+    # The slabs from which `count` loose pages come: `given` of those with the least keys, then those with the greatest.
+    # Of a thousand slabs a few are needed, so the others are not sorted.
+    given = min(given, len(key))
+    least = np.argpartition(key, given - 1)[:given] if given else np.zeros(0, np.int64)
+    least = least[np.argsort(key[least])]
+    lacking = count - int(there[least].sum())
+    most = min(lacking, len(key) - given)  # each of them has at least one
+    if most > 0:
+        greatest = np.argpartition(key, -most)[-most:]
+        least = np.concatenate((least, greatest[np.argsort(key[greatest])][::-1]))
+    enough = int(np.searchsorted(np.cumsum(there[least]), count)) + 1
+    return least[:enough]
+
+
+def _by_slab(pool: Pool, index: Pages) -> tuple[Pages, Pages, Pages]:
+    # The slabs in which the pages of `index` lie, which of them each one's is, and how many lie in each. By writing the
+    # number of each page over its slab: to sort thousands of them takes five times as long.
+    slab, order = (pool.place[index] // pool.per_slab).astype(np.int64), np.arange(len(index), dtype=np.int32)
+    pool.scratch[slab] = order
+    slabs = slab[(pool.scratch[slab] == order).nonzero()[0]]  # where the last page of each stands
+    pool.scratch[slabs] = order[: len(slabs)]
+    which = pool.scratch[slab].astype(np.int64)
+    return slabs, which, np.bincount(which)
 
 
 def withdraw(pool: Pool, ranking: Ranking, index: Pages) -> None:
@@ -184,7 +213,7 @@ def _gather(pool: Pool, budget: Budget, ranking: Ranking, pins: PinBoard, room: 
 def _close_left(pool: Pool, sources: Pages) -> Pages:
     # Gives up the slabs in which nothing is left but `sources`; returns the sources in other slabs.
     slabs, counts = np.unique(sources // pool.per_slab, return_counts=True)
-    left = [slab for slab, count in zip(slabs.tolist(), counts.tolist(), strict=True) if pool.fill[slab] == count]
+    left = [slab for slab, count in zip(slabs.tolist(), counts.tolist(), strict=True) if pool.live_in(slab) == count]
     gone = np.isin(sources // pool.per_slab, left)
     pool.drop(sources[gone])
     return sources[~gone]
@@ -207,11 +236,13 @@ def _slabs_to_vacate(pools: list[Pool], shifts: list[_Shift], extra: list[int]) 
     chosen: list[list[int]] = [[] for _ in pools]
     holes = [pool.holes + len(shift.sources) for pool, shift in zip(pools, shifts, strict=True)]
     missing = _missing_slabs(pools, holes, extra)
+    if missing <= 0:
+        return chosen
     offers = {pool.number: iter(pool.emptiest(shifts[pool.number].keepers)) for pool in pools}
     heads = {p: next(offer, None) for p, offer in offers.items()}
     for _ in range(missing):
         costs = [
-            (pools[p].fill[slab] * pools[p].stride_bytes, p, slab)
+            (pools[p].live_in(slab) * pools[p].stride_bytes, p, slab)
             for p, slab in heads.items()
             if slab is not None and (len(chosen[p]) + 1) * pools[p].per_slab <= holes[p] - extra[p]
         ]
@@ -230,7 +261,7 @@ def _vacate(pool: Pool, budget: Budget, ranking: Ranking, slabs: list[int], shif
     places = pool.pages_of(slabs)
     index = pool.index_at[places]
     moving = index[pool.state[index] != FREE]
-    hidden = sum(pool.per_slab - pool.fill[slab] for slab in slabs)
+    hidden = sum(pool.per_slab - pool.live_in(slab) for slab in slabs)
     excess = len(moving) - (pool.holes - hidden)
     if excess > 0:  # only beside a gather, whose sources are holes that no other move may fill
         cached = in_order(pool, ranking, moving[pool.state[moving] == CACHED])[:excess]

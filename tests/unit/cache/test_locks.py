@@ -117,4 +117,4 @@ def test_a_charge_goes_to_whoever_has_waited_longest(order):
 
 def test_handles_are_each_named_once_in_the_order_they_came():
     parts = [np.array([7, 3], np.int64), np.array([3, 9, 7], np.int64), np.array([1], np.int64)]
-    assert unique(parts).tolist() == [7, 3, 9, 1]
+    assert unique(np.concatenate(parts)).tolist() == [7, 3, 9, 1]
