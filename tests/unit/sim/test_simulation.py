@@ -199,7 +199,7 @@ def test_a_senior_job_overtakes_those_who_wait() -> None:
     crowd = [job(f"j{number}", output=8, priority=1) for number in range(100)]
     outcome = simulate(
         small_setup(max_running_requests=1, ttft_limit_seconds=20.0, tpot_limit_seconds=2.0),
-        workload(*crowd, job("first", 0.5, output=8, priority=0)),
+        workload(*crowd, job("first", 2.5, output=8, priority=0)),
         window=(8, 10),
     )
     assert [[each.request_id for each in step.segments] for step in outcome.window] == [["first"], ["first"]]
