@@ -219,7 +219,11 @@ def test_text_out_of_files_is_inert_on_the_page_and_in_the_table() -> None:
     assert EVIL in page.text, "it is shown as it is"
     labels = [trace["name"] for plot in page.data.values() for trace in plot["traces"]]
     assert not [label for label in labels if "<" in label], "plotly.js reads labels as HTML"
-    assert EVIL in "".join(printed(record)), "and not as the table's markup"
+    assert "<" not in page.scripts[0][1], "nothing can end the script that has the data"
+    heads = [line for line in printed(record) if "┃" in line]
+    assert [line.count(EVIL) for line in heads] == [2], "names are not the table's markup"
+    assert any(line.startswith(f"{EVIL} on {EVIL}") for line in printed(record))
+    assert any(line.startswith(f"waiting: {EVIL}") for line in printed(record))
 
 
 def test_the_arenas_areas_add_up_to_the_arena(page: Page) -> None:
