@@ -88,6 +88,15 @@ def _owners(forest: Forest, pool: Pool, name: str) -> Iterator[Violation]:
     wrong = np.flatnonzero(says != forest.books[number].node)
     if len(wrong):
         yield Violation("L8", f"{name}: the mapping of {len(wrong)} pages leads to nodes that do not own them")
+    astray = sum(_astray(forest, node, number) for node in forest.nodes.values())
+    if astray:
+        yield Violation("L8", f"{name}: {astray} pages stand elsewhere in their nodes than the books say")
+
+
+def _astray(forest: Forest, node: Node, number: int) -> int:
+    (at,) = node.holds(number).nonzero()
+    pages = forest.books[number].page[node.pages[number][at] & INDEX_MASK]
+    return int(np.count_nonzero(pages != at + node.start * forest.shape.pages_per_granule[number]))
 
 
 def _lockers(forest: Forest, locks: LockBook, pool: Pool, name: str) -> Iterator[Violation]:

@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 
 from halocline.cache.charges import unique
+from halocline.cache.keys import token_key
+from halocline.cache.locks import LockBook
+from halocline.memory.demand import Demand
+from halocline.memory.grant import Refusal
 from halocline.memory.pool import CACHED, INDEX_MASK, LOCKED
 from halocline.memory.retention import Full, Sliding, State
 from testing.cache import CacheWorld, Runner, arena_of
@@ -118,3 +122,61 @@ def test_a_charge_goes_to_whoever_has_waited_longest(order):
 def test_handles_are_each_named_once_in_the_order_they_came():
     parts = [np.array([7, 3], np.int64), np.array([3, 9, 7], np.int64), np.array([1], np.int64)]
     assert unique(np.concatenate(parts)).tolist() == [7, 3, 9, 1]
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("running", list(PROMPTS))
+@pytest.mark.parametrize("pools", [2, 3])
+def test_a_lock_is_refused_at_a_glance_with_the_words_of_the_whole_question(monkeypatch, pools, running, pinned):
+    """Whatever another one locks of the path: the early no is said where the arena's own is said, and is the same."""
+    w = shared_path(pools)
+    other = w.enter(PROMPTS[running])
+    if pinned:  # what only a pin keeps is of the cache and counts already
+        pin = w.arena.pin("a reader", [node_pages(w, pool) for pool in range(pools)])
+        w.leave(other)
+    refused = 0
+    for more in range(60, 90):
+        demand = Demand([more, more, 1][:pools])
+        early = asked(w, demand)
+        with monkeypatch.context() as patch:
+            patch.setattr(LockBook, "_refusal", lambda *_: None)
+            assert asked(w, demand) == early
+        refused += early is not None
+    assert 0 < refused < 30
+    if pinned:
+        w.tree.loosened(loosened(w, pin))
+        return
+    w.leave(other)
+    w.check()
+
+
+def asked(w: CacheWorld, demand: Demand) -> Refusal | None:
+    """Ask for the whole path and `demand`; return the no, if it is one."""
+    found = w.tree.match(token_key(range(100)))
+    lock = w.tree.lock(found, found.boundary_tokens, "asker", demand)
+    if isinstance(lock, Refusal):
+        return lock
+    w.tree.close(lock)
+    w.arena.release(lock.grant)
+    return None
+
+
+def node_pages(w: CacheWorld, pool: int) -> np.ndarray:
+    """Return what is locked of a pool."""
+    held = w.arena.pools[pool]
+    return held.handle_of[np.flatnonzero(held.state == LOCKED)]
+
+
+def loosened(w: CacheWorld, pin) -> list[np.ndarray]:
+    """End a pin; return its pages."""
+    w.arena.unpin(pin)
+    return list(pin.handles)
+
+
+def test_the_audit_sees_pages_that_stand_elsewhere_than_the_books_say():
+    w = shared_path()
+    w.check()
+    w.tree.forest.books[1].page[w.tree.forest.books[1].node.nonzero()[0][0]] += 1
+    assert [(violation.law, "1 pages stand elsewhere" in violation.message) for violation in w.tree.audit()] == [
+        ("L8", True)
+    ]
