@@ -164,3 +164,10 @@ def test_a_line_that_cannot_be_replayed_is_refused_with_what_to_do(name: str, tm
     lines, message = WRONG[name]
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, *lines)
+
+
+def test_the_same_words_of_another_role_are_another_text(tmp_path: Path) -> None:
+    said = [{"messages": [SYSTEM | {"role": role}], "max_tokens": 1} for role in ("system", "user", "system")]
+    first, second, third = read(tmp_path, *said).jobs
+    assert shared(first, second) == 0
+    assert first.prompt == third.prompt
