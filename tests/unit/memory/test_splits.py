@@ -44,6 +44,16 @@ def test_no_other_ratio_holds_more_and_the_named_one_holds_as_many(seed: int) ->
     assert max(mix_concurrency(layout, caps, mix) for caps in others) <= split.requests + 1
 
 
+def test_one_ratio_for_two_windows_gives_the_shorter_one_too_much() -> None:
+    layout = small_layout(Full(), Sliding(8), Chunked(40), page_tokens=4, slabs=200)
+    mix = mix_of(layout, [(100, 4)])
+    split = best_split(layout, mix)
+    assert split is not None
+    # 26 full, 3 sliding and 10 chunked pages a request: 5 fit together, but the windows' shares are one ratio.
+    assert mix_concurrency(layout, None, mix) == 5
+    assert split.requests == mix_concurrency(layout, split.caps, mix) == 4
+
+
 def test_a_split_that_cannot_hold_one_request_is_none() -> None:
     layout = small_layout(Full(), Sliding(8), page_tokens=4, slabs=4)
     assert best_split(layout, mix_of(layout, [(100, 1)])) is None
