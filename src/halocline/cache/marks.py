@@ -217,12 +217,18 @@ class Marks:
         self._set_key(mark)
         self._limit_proven()
 
-    def _offer(self, node: Node, mark: Mark) -> None:
-        # Lets marks below `node` that are worth more than `mark`, which stands or stood there, have what it keeps.
+    def _offer(self, mark: Mark) -> None:
+        # Lets the mark above and those below that are worth more by now have what `mark`, whose worth sank, keeps.
+        above = mark.node.parent
+        while above is not None and not above.is_root:
+            if above.mark is not None and above.mark.worth > mark.worth:
+                self._rank(above)
+                break
+            above = above.parent
         for pool in self._locks.windows:
-            last = node.end * self._forest.shape.pages_per_granule[pool] - 1
-            for below in list(self.near(node, pool, last)):
-                if below is not mark and below.worth > mark.worth:
+            last = mark.node.end * self._forest.shape.pages_per_granule[pool] - 1
+            for below in list(self.near(mark.node, pool, last)):
+                if below.worth > mark.worth:
                     self._rank(below.node)
 
     def _set_key(self, mark: Mark) -> None:
@@ -233,13 +239,7 @@ class Marks:
             heapq.heappush(self._proven, (key, mark.id))
         self._rank(mark.node)
         if key < before:
-            above = mark.node.parent
-            while above is not None and not above.is_root:
-                if above.mark is not None and above.mark.worth > mark.worth:
-                    self._rank(above)
-                    break
-                above = above.parent
-            self._offer(mark.node, mark)
+            self._offer(mark)
         self._refresh_worth(mark.node)
 
     def _set_proven(self, mark: Mark, *, proven: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from halocline.memory.grant import NO_HANDLES
+from halocline.memory.pool import INDEX_MASK
 from testing.cache import HYBRID, SLACK, CacheWorld, arena_of, lose, session
 
 
@@ -61,3 +62,19 @@ def test_a_branch_that_a_second_request_reveals_keeps_its_window():
         lose_all_loose(w, 1)
         w.check()
     assert hits == [0, 0, 48]
+
+
+def test_what_a_mark_keeps_goes_to_a_worthier_one_as_soon_as_its_own_worth_sinks():
+    """The longer prompt's mark takes the page at equal worth; used again, it has three pages to pay for and sinks."""
+    w = CacheWorld(arena_of(*HYBRID, slabs=200), SLACK)
+    w.serve(range(5))
+    w.serve(range(13))
+    short, long = w.tree.marks.marks.values()
+    page = short.node.pages[1] & INDEX_MASK
+    keeper = w.tree.forest.books[1].mark
+    assert short.worth == long.worth
+    assert keeper[page].tolist() == [long.id]
+    w.enter(range(20))
+    assert short.worth > long.worth
+    assert keeper[page].tolist() == [short.id]
+    w.check()
