@@ -14,8 +14,12 @@ of KV, with the prefix cache on and admission `expected 0.8`. Policies:
     equal-pages   every kind padded to pages of one size
     full          every layer keeps every position
 
-To take minutes and not hours, a queue is a cut of its trace (`queues.py`), and decodes leap several tokens per plan
-where nobody prefills. What both do to a ratio is measured on one shape: the same queue without leaps, the whole trace.
+To take minutes and not hours, a queue is a cut of its trace (`queues.py`; of Azure's short requests twice as many), and
+decodes leap several tokens per plan where nobody prefills. What both do to a ratio is measured on one shape: the same
+queue without leaps, the whole trace. What the cut does by arithmetic stands in the record for every queue. `--quick`
+leaves out the ratios beside the best one and the whole trace.
+
+A step computes 8,192 tokens, for gpt-oss-120b 32,768: so many of its requests fit that 8,192 would be the limit.
 Nothing is random, so all figures but the wall times repeat exactly. The last line is one JSON object.
 """
 
@@ -37,6 +41,10 @@ TRACES = ("mooncake", "azure")
 FIXED = ("shared", "static:0.8", "equal-pages", "full")
 CHECKED = ("gemma-3-27b", "mooncake")
 CHECKED_POLICIES = ("shared", "static:0.8")
+WIDE_STEPS = {"gpt-oss-120b": 32_768}
+STEP_TOKENS = 8192
+TIMES = {"mooncake": 1, "azure": 2}
+"""Requests of a trace, times `--requests`: of short ones several times as many run at once."""
 BESIDE = 1.1
 """Ratios this much above and below the arithmetic's best are measured too."""
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -49,28 +57,16 @@ def ratio_text(ratio: float) -> str:
 
 def main() -> None:
     arguments = read_arguments()
-    tasks = [
-        Task(
-            shape,
-            name,
-            "shared",
-            arguments.kv_bytes,
-            arguments.requests,
-            arguments.leap,
-            step_tokens=arguments.step_tokens,
-        )
-        for shape in arguments.shapes
-        for name in arguments.traces
-    ]
+    tasks = [task_of(shape, name, arguments) for shape in arguments.shapes for name in arguments.traces]
     best = find_ratios(tasks, arguments.processes)
     found = run_all(all_calls(tasks, best, arguments), arguments.processes, lambda label, answer: None)
     record: Json = {
         "kv_bytes": arguments.kv_bytes,
-        "step_tokens": arguments.step_tokens,
+        "step_tokens": {shape: step_tokens_of(shape) for shape in arguments.shapes},
         "leap_tokens": arguments.leap,
-        "queues": {name: trace(name, arguments.requests).source for name in arguments.traces},
-        "rows": [row_of(task, best[key_of(task)], found) for task in tasks],
-        "checks": checks_of(found, arguments),
+        "queues": {name: trace(name, arguments.requests * TIMES[name]).source for name in arguments.traces},
+        "rows": [row_of(task, best[key_of(task)], found, quick=arguments.quick) for task in tasks],
+        "checks": checks_of(found),
         "wall_seconds": round(sum(answer["wall_seconds"] for answer in found.values())),
     }
     text = table_of(record)
@@ -81,18 +77,25 @@ def main() -> None:
 
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Concurrency of every policy in saturated queues.")
-    parser.add_argument("--requests", type=int, default=4100, help="about so many of each trace; 0: all")
+    parser.add_argument("--requests", type=int, default=3010, help="about so many of a trace (Azure: twice as many)")
     parser.add_argument("--leap", type=int, default=16, help="most tokens of a decode under one plan")
     parser.add_argument("--kv-bytes", type=parse_bytes, default=60 * GIB)
-    parser.add_argument("--step-tokens", type=int, default=8192)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--traces", nargs="+", default=TRACES, choices=TRACES)
-    parser.add_argument(
-        "--no-checks", action="store_true", help="leave out the runs without leaps and of the whole trace"
-    )
+    parser.add_argument("--quick", action="store_true", help="no ratios beside the best, no whole trace")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for compare.json and compare.md")
     return parser.parse_args()
+
+
+def step_tokens_of(shape: str) -> int:
+    return WIDE_STEPS.get(shape, STEP_TOKENS)
+
+
+def task_of(shape: str, name: str, arguments: argparse.Namespace) -> Task:
+    """Return the shared arena's replay of one queue."""
+    requests, step_tokens = arguments.requests * TIMES[name], step_tokens_of(shape)
+    return Task(shape, name, "shared", arguments.kv_bytes, requests, arguments.leap, step_tokens=step_tokens)
 
 
 def key_of(task: Task) -> str:
@@ -109,9 +112,9 @@ def find_ratios(tasks: Sequence[Task], processes: int) -> dict[str, float]:
     )
 
 
-def candidates(ratio: float) -> tuple[str, ...]:
+def candidates(ratio: float, *, quick: bool) -> tuple[str, ...]:
     """Return the static policies that are measured besides static:0.8."""
-    return tuple(map(ratio_text, (ratio / BESIDE, ratio, ratio * BESIDE)))
+    return tuple(map(ratio_text, (ratio,) if quick else (ratio / BESIDE, ratio, ratio * BESIDE)))
 
 
 def all_calls(
@@ -120,25 +123,27 @@ def all_calls(
     """Return every replay, the longest first, so that the last ones are short."""
     calls: list[tuple[str, Callable[[Any], Any], Any]] = []
     checked = [task for task in tasks if (task.shape, task.trace) == CHECKED]
-    if checked and not arguments.no_checks:
+    if checked:
         for policy in CHECKED_POLICIES:
             task = with_policy(checked[0], policy)
-            calls.append((f"whole trace: {policy}", measure, replace(task, requests=0)))
+            if not arguments.quick:
+                calls.append((f"whole trace: {policy}", measure, replace(task, requests=0)))
             calls.append((f"without leaps: {policy}", measure, replace(task, leap=1)))
             calls.append((f"without prefix cache: {policy}", measure, replace(task, prefix_cache=False)))
     for task in tasks:
-        policies = dict.fromkeys((*FIXED, *candidates(best[key_of(task)])))
+        policies = dict.fromkeys((*FIXED, *candidates(best[key_of(task)], quick=arguments.quick)))
         calls += [(f"{key_of(task)}: {policy}", measure, with_policy(task, policy)) for policy in policies]
     return calls
 
 
-def row_of(task: Task, ratio: float, found: dict[str, Json]) -> Json:
+def row_of(task: Task, ratio: float, found: dict[str, Json], *, quick: bool) -> Json:
     """Return one row of the table: every policy's figures, and what shared holds over the static ones."""
-    cells = {policy: found[f"{key_of(task)}: {policy}"] for policy in dict.fromkeys((*FIXED, *candidates(ratio)))}
+    policies = dict.fromkeys((*FIXED, *candidates(ratio, quick=quick)))
+    cells = {policy: found[f"{key_of(task)}: {policy}"] for policy in policies}
     split = [policy for policy in cells if policy.startswith("static:")]
     best = max(split, key=lambda policy: cells[policy]["concurrency"])
     shared = cells["shared"]["concurrency"]
-    bound = {"shared": bound_of(task).concurrency, "static:0.8": bound_of(task, 0.8).concurrency}
+    bound = {"cut": bounds(task), "whole trace": bounds(replace(task, requests=0))}
     return {
         "shape": task.shape,
         "trace": task.trace,
@@ -150,7 +155,13 @@ def row_of(task: Task, ratio: float, found: dict[str, Json]) -> Json:
     }
 
 
-def checks_of(found: dict[str, Json], arguments: argparse.Namespace) -> Json:
+def bounds(task: Task) -> Json:
+    """Return what the arithmetic holds without any prefix reuse, and the ratio."""
+    shared, split = bound_of(task).concurrency, bound_of(task, 0.8).concurrency
+    return {"shared": shared, "static:0.8": split, "ratio": shared / split}
+
+
+def checks_of(found: dict[str, Json]) -> Json:
     """Return shared over static:0.8 of the checked queue, as measured and with each simplification undone."""
     variants = {
         "as measured": f"{CHECKED[0]}, {CHECKED[1]}",
@@ -176,7 +187,8 @@ def table_of(record: Json) -> str:
         "in brackets the share of prompt tokens that the cache had.",
         "",
         *(f"* {name}: {source}" for name, source in record["queues"].items()),
-        f"* steps of at most {record['step_tokens']:,} tokens; leaps of at most {record['leap_tokens']} tokens",
+        f"* steps of at most {STEP_TOKENS:,} tokens (gpt-oss-120b: {WIDE_STEPS['gpt-oss-120b']:,}); leaps of at most "
+        f"{record['leap_tokens']} tokens",
         "",
         "| shape | trace | shared | static:0.8 | best static | equal-pages | full | over static:0.8 | over best |",
         "|---|---|---|---|---|---|---|---|---|",

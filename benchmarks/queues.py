@@ -85,6 +85,7 @@ class Task:
     known_lengths: bool = True
     device: str = "h200"
     step_tokens: int = 8192
+    """More only where a shape holds so many requests that prompts would be the limit and not memory."""
 
     def setup(self) -> Setup:
         """Return the setup of the simulator."""
