@@ -106,7 +106,8 @@ class CachedPages:
             if len(unlocked) == 0:
                 continue
             self.budget.locked[pool.number] -= len(unlocked)
-            claimed, loose = pool.claims[unlocked] > 0, unlocked
+            claimed = pool.claims[unlocked] > 0
+            loose = unlocked
             if np.count_nonzero(claimed):
                 kept, loose = unlocked[claimed], unlocked[~claimed]
                 pool.state[kept] = TRANSFER_CACHED
