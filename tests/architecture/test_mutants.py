@@ -11,7 +11,7 @@ import pytest
 from testing.source import PROJECT
 
 FEWEST = 30
-LAYERS = {"memory", "cache", "schedule", "sim"}
+LAYERS = {"memory", "cache", "schedule", "sim", "plan"}
 
 
 @pytest.fixture(scope="module")
