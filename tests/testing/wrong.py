@@ -215,6 +215,10 @@ class PricesThenLocks(Arena):
         self.budget.held = list(map(int.__add__, held, self.budget.held))
         return granted
 
+    def shortfall(self, extra: Demand) -> Refusal | None:
+        """Say nothing before: who asks before it locks has counted its own prefix already."""
+        del extra
+
 
 def charges_a_second_window(made: World) -> None:
     """A2: a whole window is charged beside the one that is cached and locked."""

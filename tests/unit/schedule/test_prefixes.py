@@ -190,6 +190,7 @@ def prices_then_locks(made: World) -> None:
         return lock(owner, handles, demand)
 
     made.arena.lock = wrong  # type: ignore[method-assign, assignment]
+    made.arena.shortfall = lambda extra: None  # type: ignore[method-assign, assignment]
     made.check = False
 
 
