@@ -83,11 +83,12 @@ def leap_of(plan: StepPlan) -> int:
 
 
 def count_decodes(plan: StepPlan) -> int:
-    """Return how many segments are decodes; they stand first."""
-    count = len(plan.segments)
-    while count and not _is_decode(plan.segments[count - 1]):
-        count -= 1
-    return count
+    """Return how many segments are decodes; they stand first.
+
+    Counted from the front: behind a chunk may stand one that looks like a decode and is the end of a prefill.
+    """
+    chunks = (at for at, segment in enumerate(plan.segments) if not _is_decode(segment))
+    return next(chunks, len(plan.segments))
 
 
 def _is_decode(segment: Segment) -> bool:

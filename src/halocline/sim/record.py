@@ -103,6 +103,7 @@ class Recorder:
 
     def finished(self, arrived: float, first: float, last: float, output_tokens: int) -> None:
         """Count a request that finished: when it arrived, and when its first and its last token came."""
+        assert arrived <= first <= last, f"arrived at {arrived}, first token at {first}, last at {last}"
         self.counts["finished"] += 1
         ttft = first - arrived
         tpot = (last - first) / (output_tokens - 1) if output_tokens > 1 else 0.0
