@@ -162,7 +162,7 @@ class Pool:
             opened = self._open(ceil_div(count - free, self.per_slab))
             free += len(opened) * self.per_slab
             slabs += opened
-        chosen = np.array(slabs, np.int64)
+        chosen = np.fromiter(slabs, np.int64, len(slabs))  # half the time of np.array
         places = self.pages_of(chosen)
         pages: Pages = places[self.live[places] == 0][:count]
         self.live[pages] = 1
@@ -205,7 +205,7 @@ class Pool:
             last = (slabs[1:] != slabs[:-1]).nonzero()[0]  # of each slab's pages but those of the last slab
             ends = np.empty(len(last) + 2, np.int64)
             ends[0], ends[1:-1], ends[-1] = -1, last, len(pages) - 1
-            emptied = self._shelves.lower_many(slabs[ends[1:]], ends[1:] - ends[:-1])
+            emptied = self._shelves.lower_all(slabs[ends[1:]], ends[1:] - ends[:-1])
         else:
             self.live[pages] = 0
             emptied = self._shelves.lower((pages // self.per_slab).tolist(), [1] * len(pages))
