@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from halocline.units import ceil_div
 
-
 BULK_SLABS = 100
 """From so many slabs on, calls of NumPy for all of them cost less than a loop over them."""
 
