@@ -13,6 +13,7 @@ goal is missed. Run it on an idle machine.
     p99_reserve_us         price + reserve + commit of one page, for one more request, the two pools by turns: the 99th
                            percentile
     p99_reserve_each_us    the same with one page of each pool
+    p99_loop_us            an empty loop that takes about as long: what the machine makes of anything so short
     p99_extend_us          the same for a running request that outgrows its grant
     growth_256_us          commit of one page of each pool for 256 requests that decode, in one step: the handles come
                            pool by pool, in the order of the requests
@@ -45,6 +46,7 @@ from control_plane_acts import (
     CachedArena,
     Extend,
     Growth,
+    Loop,
     LooseArena,
     Match,
     Prompt,
@@ -117,6 +119,7 @@ def cases() -> list[Case]:
     return [
         Case("p99_reserve_us", Reserve(cached, [Demand((1, 0)), Demand((0, 1))]), 500, 20, quantile=0.99),
         Case("p99_reserve_each_us", Reserve(cached, [ONE_PAGE]), 500, quantile=0.99),
+        Case("p99_loop_us", Loop(), 500, quantile=0.99),
         Case("p99_extend_us", Extend(cached), 200, quantile=0.99),
         Case("growth_256_us", Growth(cached), 25, 300),
         Case("growth_256_cut_us", Growth(cached, is_cut=True), 25),

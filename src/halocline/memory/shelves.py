@@ -145,8 +145,8 @@ class Shelves:
             for slab, live in zip(slabs[stood].tolist(), before[stood].tolist(), strict=True):
                 del self._shelves[live][slab]
         # Shelf by shelf, and on each in the order given: who came last is the first to go.
-        ordered = slabs[after.argsort(kind="stable")].tolist()
-        ends = np.bincount(after).cumsum().tolist()
+        ordered: list[int] = slabs[after.argsort(kind="stable")].tolist()
+        ends: list[int] = np.bincount(after).cumsum().tolist()
         for level, (begin, end) in enumerate(pairwise(ends), start=1):
             if begin < end:
                 self._shelves[level].update(dict.fromkeys(ordered[begin:end]))
