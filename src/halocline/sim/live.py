@@ -29,6 +29,9 @@ from halocline.sim.simulation import Progress
 from halocline.sim.workload import Job, Workload
 
 SAMPLE_SECONDS = 0.25
+SETTLE_SECONDS = 2.0
+"""So long may a server's figures take to tell of the last answer; then they are reported as they are."""
+OUTPUT_TOKENS = "halocline_output_tokens_total"
 CLIENT_FAULT = range(400, 500)
 
 
@@ -88,7 +91,7 @@ async def run_live(target: Target, workload: Workload, on_progress: Callable[[Pr
             sampler.cancel()
             with suppress(asyncio.CancelledError):
                 await sampler
-        load.seen.after = await _look(client) if before else {}
+        load.seen.after = await _look_at_all(client, load.seen) if before else {}
     on_progress(load.progress())
     return load.seen
 
@@ -217,6 +220,17 @@ class _Load:
                 self.seen.gauge.look(arena_of(await _look(self._client)))
             self.seen.gauge.sample(self._now)
             on_progress(self.progress())
+
+
+async def _look_at_all(client: httpx.AsyncClient, seen: Seen) -> dict[str, float]:
+    """Return the server's figures once they tell of every answer that came: they follow it by up to half a second."""
+    expected = seen.before.get(OUTPUT_TOKENS, 0) + sum(answer.output_tokens for answer in seen.answers)
+    latest = time.perf_counter() + SETTLE_SECONDS
+    while True:
+        figures = await _look(client)
+        if figures.get(OUTPUT_TOKENS, expected) >= expected or time.perf_counter() >= latest:
+            return figures
+        await asyncio.sleep(SETTLE_SECONDS / 40)
 
 
 async def _look(client: httpx.AsyncClient) -> dict[str, float]:

@@ -120,7 +120,7 @@ def test_words_are_sent_where_a_server_takes_no_token_ids(server: LiveServer) ->
 def test_our_own_server_tells_of_its_arena(server: LiveServer) -> None:
     _, run = sent(server, *(job(f"{number:x}", output=40) for number in range(6)))
     assert run["kv_bytes"] == run["arena"]["bytes"] > 0
-    assert run["tokens"]["computed"] >= 40
+    assert run["tokens"]["computed"] >= 6 * 39, "the figures do not tell of the last answers yet"
     assert run["retractions"] >= 0
     series = run["series"]
     assert set(series["held_bytes"]) == set(series["cached_bytes"]) != set()
