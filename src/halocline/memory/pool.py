@@ -205,7 +205,7 @@ class Pool:
             last = (slabs[1:] != slabs[:-1]).nonzero()[0]  # of each slab's pages but those of the last slab
             ends = np.empty(len(last) + 2, np.int64)
             ends[0], ends[1:-1], ends[-1] = -1, last, len(pages) - 1
-            emptied = self._shelves.lower_all(slabs[ends[1:]], ends[1:] - ends[:-1])
+            emptied = self._shelves.lower(slabs[ends[1:]].tolist(), (ends[1:] - ends[:-1]).tolist())
         else:
             self.live[pages] = 0
             emptied = self._shelves.lower((pages // self.per_slab).tolist(), [1] * len(pages))

@@ -14,15 +14,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halocline.units import ceil_div
-
-BULK_SLABS = 100
-"""From so many slabs on, calls of NumPy for all of them cost less than a loop over them."""
 
 
 class Shelves:
@@ -126,32 +122,6 @@ class Shelves:
                 assert left == 0, f"slab {slab} loses {count} of {live} pages"
                 emptied.append(slab)
         return emptied
-
-    def lower_all(self, slabs: NDArray[np.int64], counts: NDArray[np.int64]) -> list[int]:
-        """Do the same as `lower` in the way that is cheaper for as many slabs."""
-        if len(slabs) < BULK_SLABS:
-            return self.lower(slabs.tolist(), counts.tolist())
-        return self.lower_many(slabs, counts)
-
-    def lower_many(self, slabs: NDArray[np.int64], counts: NDArray[np.int64]) -> list[int]:
-        """Do the same as `lower` for many slabs at once."""
-        count = np.frombuffer(self.count, np.int32)
-        before = count[slabs]
-        after = before - counts
-        assert after.min() >= 0, f"slab {slabs[after < 0][0]} loses more pages than it has"
-        count[slabs] = after
-        stood = before < self._per_slab  # full slabs stand nowhere
-        if np.count_nonzero(stood):
-            for slab, live in zip(slabs[stood].tolist(), before[stood].tolist(), strict=True):
-                del self._shelves[live][slab]
-        # Shelf by shelf, and on each in the order given: who came last is the first to go.
-        ordered: list[int] = slabs[after.argsort(kind="stable")].tolist()
-        ends: list[int] = np.bincount(after).cumsum().tolist()
-        for level, (begin, end) in enumerate(pairwise(ends), start=1):
-            if begin < end:
-                self._shelves[level].update(dict.fromkeys(ordered[begin:end]))
-                self._stocked |= 1 << level
-        return ordered[: ends[0]]
 
     # ---- what others may look at
 
