@@ -24,8 +24,7 @@ goal is missed. Run it on an idle machine.
     match_12k_us           key (the tokens packed) + match of a cached prompt of 12,000 tokens
     step_256_ms            plan + apply of a step in which 256 requests decode; a sixteenth of them takes a page
 
-All are medians but for the three that say so. A percentile of an act as short as theirs tells of the machine as well:
-if it stalls for 100 us every 1.5 ms, it spoils one act of 15 us in a hundred.
+All are medians but for the four whose names begin with p99. What of such a percentile is the machine's, the loop shows.
 """
 
 from __future__ import annotations

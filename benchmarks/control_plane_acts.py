@@ -142,7 +142,7 @@ class Loop(Act):
     Its 99th percentile is what this machine makes of any act so short, whoever wrote it.
     """
 
-    def __init__(self, turns: int = 1500) -> None:
+    def __init__(self, turns: int = 1100) -> None:
         self.turns = turns
 
     def once(self) -> float:

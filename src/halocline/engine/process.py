@@ -26,7 +26,6 @@ import zmq
 
 from halocline.engine.core import EngineCore, EngineParts
 from halocline.engine.figures import snapshot_of
-from halocline.engine.malloc import keep_freed_memory
 from halocline.engine.messages import (
     Bye,
     Cancel,
@@ -134,7 +133,7 @@ def main(arguments: list[str]) -> int:
 
 
 def settle_memory() -> None:
-    """Take what was built for good out of the garbage collector's sight, let it look less often; keep freed memory.
+    """Take what has been built for good out of the garbage collector's sight, and let it look less often.
 
     With PyTorch and a model imported 360,000 objects are there to stay. A collection of the oldest generation visits
     them all, between two tokens, and finds nothing: 100 ms and more, many steps' time. What a step makes dies by
@@ -143,7 +142,6 @@ def settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
-    keep_freed_memory()
 
 
 def crank(core: EngineCore, link: EngineLink, clock: Callable[[], float] = time.monotonic) -> None:
