@@ -7,7 +7,6 @@ nothing is left running.
 
 from __future__ import annotations
 
-import gc
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +20,6 @@ from typing import Any
 from halocline.errors import ConfigError, FailedError, HaloclineError, InvariantError
 from halocline.sim.simulation import Progress, Setup, simulate
 from halocline.sim.workload import Workload
-
-YOUNG_OBJECTS = 50_000
-"""So many more objects made than freed start a collection: what a step makes dies by counting references."""
 
 OnProgress = Callable[[int, Progress], None]
 """Called with the number of the setup and how far its run is."""
@@ -58,33 +54,19 @@ def simulate_all(
 
 def _run(setup: Setup, workload: Workload, how: How, on_progress: Callable[[Progress], None]) -> dict[str, Any]:
     try:
-        with _rare_collections():
-            outcome = simulate(
-                setup,
-                workload,
-                saturated=how.saturated,
-                time_scale=how.time_scale,
-                on_progress=on_progress,
-                window=how.window,
-                most_jobs=how.most_jobs,
-                audit_every=how.audit_every,
-            )
+        outcome = simulate(
+            setup,
+            workload,
+            saturated=how.saturated,
+            time_scale=how.time_scale,
+            on_progress=on_progress,
+            window=how.window,
+            most_jobs=how.most_jobs,
+            audit_every=how.audit_every,
+        )
     except InvariantError as error:
         raise FailedError(f"the replay of {setup.policy} failed: {error}") from error
     return outcome.to_dict()
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Let the garbage collector look less often, and not at what is there already: a whole workload and its modules."""
-    threshold = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, *threshold[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*threshold)
-        gc.unfreeze()
 
 
 def _in_processes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import signal
@@ -40,13 +39,6 @@ def test_outcomes_come_in_the_order_of_the_setups_and_progress_from_each() -> No
     assert [outcome["policy"] for outcome in outcomes] == list(policies)
     assert ended == {0: 6, 1: 6}
     assert multiprocessing.active_children() == []
-
-
-def test_the_garbage_collector_looks_less_often_while_a_replay_runs_and_as_before_afterwards() -> None:
-    before, seen = gc.get_threshold(), set[int]()
-    run(SETUP, on_progress=lambda *_: seen.add(gc.get_threshold()[0]))
-    assert seen == {crew.YOUNG_OBJECTS}
-    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
 
 
 def test_a_setup_that_cannot_work_is_told_with_its_problems_and_ends_the_others() -> None:
