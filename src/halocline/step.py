@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halocline.memory.grant import Move as Move  # noqa: PLC0414 - part of the waist, made by the arena
+from halocline.memory.host import HostCopies, HostWork
 from halocline.params import SamplingParams
 
 
@@ -95,7 +96,7 @@ class Copy(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the backend must do, in this order: moves, copies, one packed forward, saves, sampling."""
+    """What the backend must do, in this order: offloads, moves, loads, copies, one packed forward, saves, sampling."""
 
     step: int
     moves: tuple[Move, ...]
@@ -114,6 +115,12 @@ class StepPlan:
     a target."""
     saves: tuple[Copy, ...] = ()
     """After the forward: working states, as they are after their segment, become checkpoints."""
+    offloads: tuple[HostWork, ...] = ()
+    """Before all else, one after another in this order: device pages are copied to the host arena, pages inside it
+    move. Device pages are numbered as before the step's moves."""
+    loads: tuple[HostCopies, ...] = ()
+    """After the moves, before the copies: host pages become device pages. Host pages are numbered as after all
+    offloads, device pages as after the moves."""
 
 
 @dataclass(frozen=True, slots=True)
