@@ -8,6 +8,7 @@ been checked: `__post_init__` raises one ConfigError that lists all problems. Wh
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -30,6 +31,7 @@ Audit = Literal["idle", "every", "off"]
 MAX_PAGE_TOKENS = 256
 AUTO_QUANTILE = 0.9
 MAX_STATIC_RATIO = 100
+MAX_LOCAL_WORKERS = 64
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -38,6 +40,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "audit": ("idle", "every", "off"),
     "log_level": ("debug", "info", "warning", "error"),
     "prefix_cache": ("on", "off"),
+    "role": ("both", "prefill", "decode"),
+    "link_kind": ("shm", "tcp"),
 }
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
@@ -52,6 +56,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "prefill_delay_seconds": (0, 3600),
     "prefill_delay_tokens": (1, 2**31 - 1),
     "health_seconds": (0.1, 86400),
+    "link_port": (0, 65535),
+    "lease_seconds": (0.1, 3600),
+    "decode_reserve_tokens": (0, 2**31 - 1),
 }
 
 
@@ -102,6 +109,9 @@ class Config:
     prefill_delay_low_bytes: str | int = setting(
         0, "no prefill delay while running requests hold fewer bytes of the arena"
     )
+    host_bytes: str | int = setting(
+        0, "bytes of host memory for what leaves the arena: retracted answers and cached prefixes; 0: none"
+    )
     clip_max_tokens: bool = setting(False, "lower a max_tokens that cannot fit instead of refusing the request")
     seed: int = setting(0, "seed of the sampling noise of requests that bring none")
     chat_template: str | None = setting(None, "file with a Jinja chat template to use instead of the model's")
@@ -109,6 +119,27 @@ class Config:
     api_key: str | None = setting(None, "key that clients must send as a bearer token", server=True)
     drain_seconds: float = setting(5.0, "how long a stop waits for running requests", server=True)
     health_seconds: float = setting(30.0, "work waiting but no progress for this long is unhealthy", server=True)
+    role: str = setting(
+        "both",
+        "both; prefill: compute prompts for decode workers; decode: have prompts computed where a router says",
+        server=True,
+    )
+    disagg: str | None = setting(
+        None, "start so many local workers and a router: 1p1d is one for prompts, one for answers", server=True
+    )
+    link_kind: str = setting("shm", "how pages come from a prefill worker: shm (same host) or tcp", server=True)
+    link_host: str = setting("127.0.0.1", "address on which a prefill worker takes tcp links", server=True)
+    link_port: int = setting(0, "port for tcp links; 0 picks a free one", server=True)
+    link_token: str | None = setting(
+        None, "secret that workers and router share; @FILE reads it (default: $HALOCLINE_LINK_TOKEN)", server=True
+    )
+    lease_seconds: float = setting(10.0, "a transfer without progress for this long is given up", server=True)
+    decode_reserve_tokens: int = setting(
+        512, "tokens by which an answer may grow without a new grant when its prompt is computed elsewhere", server=True
+    )
+    staging_bytes: str | int = setting(
+        "64MiB", "bytes in which pages of another size wait to be cut into ours", server=True
+    )
     audit: str = setting("idle", "when the arena is recounted: idle, every (step) or off")
     log_level: str = setting("info", "debug, info, warning or error")
 
@@ -142,6 +173,21 @@ class Config:
     def prefill_delay_low(self) -> int:
         """`prefill_delay_low_bytes` as a number of bytes."""
         return parse_bytes(self.prefill_delay_low_bytes)
+
+    @property
+    def host_budget_bytes(self) -> int:
+        """`host_bytes` as a number of bytes."""
+        return parse_bytes(self.host_bytes)
+
+    @property
+    def staging_budget_bytes(self) -> int:
+        """`staging_bytes` as a number of bytes."""
+        return parse_bytes(self.staging_bytes)
+
+    @property
+    def disagg_rule(self) -> tuple[int, int] | None:
+        """`disagg` as (prefill workers, decode workers); None: this process serves alone."""
+        return None if self.disagg is None else parse_disagg(self.disagg)
 
     @property
     def audit_rule(self) -> Audit:
@@ -209,6 +255,17 @@ def parse_admission(text: str) -> Admission:
             f"admission is {text!r}; it must be guaranteed, expected or expected:QUANTILE with a quantile above 0, to 1"
         )
     return ("expected", quantile)
+
+
+def parse_disagg(text: str) -> tuple[int, int]:
+    """Read `1p1d`: (prefill workers, decode workers); raises ValueError with the accepted form."""
+    found = re.fullmatch(r"(\d{1,3})p(\d{1,3})d", text, re.ASCII)
+    counts = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not all(1 <= count <= MAX_LOCAL_WORKERS for count in counts):
+        raise ValueError(
+            f"disagg is {text!r}; write 1p1d for one prefill and one decode worker, each up to {MAX_LOCAL_WORKERS}"
+        )
+    return counts
 
 
 def parse_policy(text: str) -> Policy:
@@ -281,13 +338,15 @@ def _problems_of_form(name: str, value: Any) -> list[str]:
             parse_policy(value)
         elif name == "page_tokens":
             parse_page_tokens(value)
-        elif name == "prefill_delay_low_bytes":
+        elif name in ("prefill_delay_low_bytes", "host_bytes", "staging_bytes"):
             parse_bytes(value)
+        elif name == "disagg":
+            parse_disagg(value)
         elif name == "kv_bytes" and value != "auto" and parse_bytes(value) == 0:
             raise ValueError("kv_bytes is 0; write auto, 256MiB, 2GiB or a number of bytes")
         elif name == "device" and not _is_device(value):
             raise ValueError(f"device is {value!r}; it must be auto, cpu, cuda or cuda:N")
-        elif name in ("model", "host", "attention") and not value.strip():
+        elif name in ("model", "host", "attention", "link_host", "link_token") and not value.strip():
             raise ValueError(f"{name} is empty")
     except ValueError as error:
         text = str(error)

@@ -36,6 +36,18 @@ def test_the_defaults_are_a_valid_configuration() -> None:
     assert config.arena_budget_bytes is None
 
 
+def test_numbers_of_local_workers_are_read_from_one_word() -> None:
+    assert Config().disagg_rule is None
+    assert Config(disagg="1p1d").disagg_rule == (1, 1)
+    assert Config(disagg="2p11d").disagg_rule == (2, 11)
+
+
+def test_bytes_beside_the_arena_are_read_like_the_arenas() -> None:
+    config = Config(host_bytes="1GiB", staging_bytes=4096)
+    assert (config.host_budget_bytes, config.staging_budget_bytes) == (2**30, 4096)
+    assert Config().host_budget_bytes == 0
+
+
 def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         Config().port = 1  # type: ignore[misc]
@@ -77,6 +89,18 @@ def test_all_problems_are_told_at_once() -> None:
         ("audit", "never", "one of idle"),
         ("model", " ", "empty"),
         ("api_key", 5, "text or absent"),
+        ("role", "prefil", "did you mean 'prefill'"),
+        ("disagg", "1p", "write 1p1d"),
+        ("disagg", "0p1d", "write 1p1d"),
+        ("disagg", "1p65d", "up to 64"),
+        ("link_kind", "rdma", "one of shm, tcp"),
+        ("link_host", " ", "empty"),
+        ("link_token", "", "empty"),
+        ("link_port", 65536, "from 0 to 65535"),
+        ("lease_seconds", 0, "from 0.1"),
+        ("decode_reserve_tokens", -1, "from 0"),
+        ("host_bytes", "some", "host_bytes"),
+        ("staging_bytes", -1, "negative"),
         ("admission", "expected:1.5", "quantile"),
         ("policy", "static:0", "static:0.8"),
     ],

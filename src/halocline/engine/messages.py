@@ -46,6 +46,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     priority: int = 0
     cache_salt: Annotated[str, msgspec.Meta(max_length=MAX_SALT_CHARACTERS)] = ""
     """Prefixes are shared with sequences of the same salt only."""
+    prefill_at: str = ""
+    """Link address of the worker that is to compute the prompt; empty: this engine does."""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -110,6 +112,8 @@ class FailedReport(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
     request_id: str
     message: str
+    code: str = "failed"
+    """"prefill_lost": another worker may be tried."""
 
 
 SequenceReport = AcceptedReport | AdmittedReport | RejectedReport | TokenReport | FailedReport
