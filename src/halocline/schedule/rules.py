@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from halocline.errors import ConfigError
+from halocline.memory.host import HostCosts
 
 Admission = tuple[Literal["expected"], float] | tuple[Literal["guaranteed"]]
 
@@ -43,6 +44,10 @@ class Rules:
     lookahead_tokens: int = 0
     """Tokens that a decode may compute in one step beyond the next one, so that a step may leap 1 + this many. Every
     price counts them."""
+    host_costs: HostCosts = HostCosts()
+    """What decides whether pages are copied to the host arena, where there is one, or computed again."""
+    decode_reserve_tokens: int = 512
+    """Output tokens, beyond the first, that a request is granted when its prompt is received from another worker."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -59,6 +64,7 @@ class Rules:
                 ("prefill_delay_tokens", self.prefill_delay_tokens, 1),
                 ("prefill_delay_low_bytes", self.prefill_delay_low_bytes, 0),
                 ("lookahead_tokens", self.lookahead_tokens, 0),
+                ("decode_reserve_tokens", self.decode_reserve_tokens, 0),
             )
             if value < least
         ]

@@ -76,7 +76,7 @@ class Scheduler:
         """Take an event, also while a step is outstanding, and return what its client must be told."""
         if isinstance(event, Arrive):
             self._roster.outbox.append(self._arrive(event))
-        else:
+        elif isinstance(event, Abort):
             self._abort(event)
         return self.take_updates()
 
