@@ -17,7 +17,7 @@ from halocline.cache.locks import Lock
 from halocline.cache.tree import Tree
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident, span
-from halocline.memory.grant import NO_HANDLES, Handles, Order, Refusal
+from halocline.memory.grant import NO_HANDLES, Commit, Handles, Order, Refusal
 from halocline.memory.layout import ArenaLayout, PoolLayout
 from halocline.memory.retention import Full, Retention, Sliding, State, describe
 
@@ -153,7 +153,7 @@ class CacheWorld:
             orders.append(Order(runner.lock.grant, wanted, step))
             taken.append((runner, tokens))
         done = self.arena.commit(orders)
-        self.forget(done.evicted)
+        self.carry_out(done)
         for (runner, tokens), fresh in zip(taken, done.handles, strict=True):
             self._fill(runner, tokens, fresh)
         self.advance([runner for runner, _ in taken], checkpoint)
@@ -223,6 +223,10 @@ class CacheWorld:
 
     # ---- workings
 
+    def carry_out(self, commit: Commit) -> None:
+        """Tell the tree what a commit has evicted."""
+        self.forget(commit.evicted)
+
     def forget(self, evicted: Sequence[Handles]) -> None:
         self.tree.forget(evicted)
 
@@ -275,7 +279,7 @@ class CacheWorld:
         if isinstance(self.arena.extend(grant, demand), Refusal):
             return None
         done = self.arena.commit([Order(grant, Demand(int(p in states) for p in range(len(self.layout.pools))))])
-        self.forget(done.evicted)
+        self.carry_out(done)
         for pool in states:
             self.content[pool, int(done.handles[0][pool][0])] = (runner.lock.namespace, tuple(runner.tokens[:end]))
         return list(done.handles[0])

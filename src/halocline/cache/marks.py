@@ -88,6 +88,12 @@ class Marks:
         `end_tokens`: where a prompt or an output ended, there or within a granule beyond. The branch slack is
         counted from there: boundaries down to so many tokens before it can be resumed at, too.
         """
+        boundary = node.end * self._forest.shape.granule_tokens
+        serves = boundary if end_tokens is None else min(boundary, end_tokens - self._slack_tokens)
+        self.keep(node, prefix, proven=proven, resumed=resumed, serves_tokens=serves)
+
+    def keep(self, node: Node, prefix: Digests, *, proven: bool, resumed: int, serves_tokens: int) -> None:
+        """Do as `mark` does, with the first boundary named that the tail serves."""
         if node.is_root or (node.mark is None and not self.is_whole(node)):
             return
         if node.mark is None:
@@ -95,9 +101,7 @@ class Marks:
             self._next_id += 1
             self.marks[node.mark.id] = node.mark
             node.mark.returned = not proven and self.ghosts.knows(prefix, resumed)
-        boundary = node.end * self._forest.shape.granule_tokens
-        serves = boundary if end_tokens is None else min(boundary, end_tokens - self._slack_tokens)
-        self._reach_back(node.mark, max(0, serves))
+        self._reach_back(node.mark, max(0, serves_tokens))
         self._value(node.mark, proven=proven or node.mark.proven)
 
     def use(self, node: Node, prefix: Digests) -> None:

@@ -57,6 +57,10 @@ class Tree:
 
     # ---- questions
 
+    def first_page(self, pool: int, boundary_tokens: int) -> int:
+        """Return the first page of a positional `pool` that position `boundary_tokens` reads."""
+        return self._resume.first_page(pool, boundary_tokens)
+
     def match(self, key: Key, limit_tokens: int | None = None) -> Match:
         """Return the longest boundary, at most `limit_tokens`, at which `key` can be resumed. Changes nothing."""
         return match(self._resume, self.shape, key, self.forest.walk(key), limit_tokens)
