@@ -8,6 +8,8 @@
     |  `- TooLargeError   the request can never fit: the arithmetic is in the message
     |- OverloadedError    the engine accepts no more requests now
     |- FailedError        a request was accepted and its computation failed; others go on
+    |  `- LostError       another worker that was to compute its prompt is lost; a second try may well succeed
+    |- LinkError          another worker cannot be understood, or what it sent is not what it should be
     |- EngineDeadError    the engine process is gone; every waiting caller gets this
     `- InvariantError     the program broke one of its own laws; carries the violations
 
@@ -56,6 +58,16 @@ class OverloadedError(HaloclineError):
 
 class FailedError(HaloclineError):
     """A request that was accepted has failed; the engine lives and serves others."""
+
+
+class LostError(FailedError):
+    """The worker that was to compute the prompt is gone or does not get on; another one may be tried."""
+
+    code = "prefill_lost"
+
+
+class LinkError(HaloclineError):
+    """Another worker cannot be understood or does not fit this one; what it sent is not used."""
 
 
 class EngineDeadError(HaloclineError):
