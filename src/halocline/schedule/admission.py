@@ -31,7 +31,7 @@ UNOBSERVED_TOKENS = 1024
 
 
 class OutputLengths:
-    """How long outputs turned out, per class of requests (max_tokens rounded up to a power of two).
+    """How long outputs turned out, per class of requests (max_tokens rounded up to a power of four: ADR 12).
 
     Estimates follow what was observed and nothing else: with a timer in them they would make retractions periodic.
     """
@@ -46,8 +46,11 @@ class OutputLengths:
 
     @staticmethod
     def class_of(max_tokens: int) -> int:
-        """Return `max_tokens` rounded up to a power of two."""
-        return 1 << (max_tokens - 1).bit_length()
+        """Return `max_tokens` rounded up to a power of four.
+
+        In narrower classes the quantile lies above the limit of most members, and hardly anything is expected.
+        """
+        return 1 << 2 * ceil_div((max_tokens - 1).bit_length(), 2)
 
     def record(self, max_tokens: int, output_tokens: int) -> None:
         """Remember one finished request, and forget the oldest beyond the last 1,024 of its class."""
@@ -70,6 +73,16 @@ class OutputLengths:
             return min(max_tokens, UNOBSERVED_TOKENS)
         covered = ceil_div(self._upper * len(ordered), self._lower)  # 0.9 of 32 is reached by the 29th
         return min(max_tokens, max(1, ordered[covered - 1]))
+
+    def estimate_further(self, max_tokens: int, output_tokens: int) -> int:
+        """Return the further tokens to grant to an output that has outgrown its estimate at `output_tokens`.
+
+        Up to the longest observed one of its class, and never to less than twice what there is: so nobody is retracted
+        for this more often than an output can be doubled.
+        """
+        ordered = self._sorted.get(self.class_of(max_tokens), [])
+        longest = ordered[-1] if ordered else 0
+        return max(longest - output_tokens, output_tokens, 1)
 
 
 def extremes(tokens: Sequence[int]) -> tuple[int, int]:
@@ -169,11 +182,22 @@ class Gate:
 
     def priced(self, request: Request, entrance: Entrance) -> Candidate:
         """Price `request` from `entrance` on: with its whole life, or as much of it as is granted at admission."""
-        prompt_tokens = len(request.history)
-        left = request.end - prompt_tokens
-        whole = self._rules.is_guaranteed or request.params.ignore_eos or request.retractions > 0
-        expected = left if whole else min(left, self.lengths.estimate(request.max_tokens))
-        return Candidate(entrance, self._price(prompt_tokens, expected, entrance.start))
+        return Candidate(entrance, self._price(len(request.history), self._further(request), entrance.start))
+
+    def _further(self, request: Request) -> int:
+        """Return how many further output tokens a grant counts at this admission.
+
+        Who was retracted comes back with all that its client allowed. Where no client named a limit, that would be the
+        whole arena, and everybody else would have to leave: then with as much as an output was ever seen to need.
+        """
+        left = request.end - len(request.history)
+        if self._rules.is_guaranteed or request.params.ignore_eos:
+            return left
+        if not request.retractions:
+            return min(left, self.lengths.estimate(request.max_tokens))
+        if request.params.max_tokens is not None:
+            return left
+        return min(left, self.lengths.estimate_further(request.max_tokens, request.output_tokens))
 
     def _fits_empty(self, prompt_tokens: int, max_tokens: int) -> bool:
         return self._arena.fits_empty(self._price(prompt_tokens, max_tokens).plus(self._floor))

@@ -46,9 +46,9 @@ def test_until_32_have_finished_the_limit_itself_is_granted_up_to_1024() -> None
     assert estimates.estimate(4000) == 5
 
 
-def test_a_class_is_max_tokens_rounded_up_to_a_power_of_two() -> None:
-    classes = [OutputLengths.class_of(tokens) for tokens in (1, 2, 3, 4, 5, 1024, 1025)]
-    assert classes == [1, 2, 4, 4, 8, 1024, 2048]
+def test_a_class_is_max_tokens_rounded_up_to_a_power_of_four() -> None:
+    classes = [OutputLengths.class_of(tokens) for tokens in (1, 2, 3, 4, 5, 16, 17, 1024, 1025, 4097)]
+    assert classes == [1, 4, 4, 4, 16, 16, 64, 1024, 4096, 16384]
 
 
 def test_classes_do_not_mix() -> None:
@@ -56,7 +56,7 @@ def test_classes_do_not_mix() -> None:
     for _ in range(40):
         estimates.record(64, 3)
     assert estimates.estimate(65) == 65
-    assert estimates.estimate(33) == 3
+    assert estimates.estimate(17) == 3
 
 
 def test_only_the_last_1024_of_a_class_count_and_are_kept() -> None:
@@ -251,3 +251,27 @@ def test_who_was_retracted_comes_back_only_with_the_whole() -> None:
     made.scheduler._roster.retract(made.scheduler._roster.live["a"])
     made.plan()
     assert granted(made, "a") == (ceil((9 + 64 - 1) / 4), 3)
+
+
+def test_who_named_no_limit_comes_back_with_as_much_as_was_ever_seen() -> None:
+    """All it may generate would be the whole arena: it would come back only when everybody else has left."""
+    made = world(slabs=60)
+    limit = made.scheduler._gate.largest_output(9)
+    made.expect_outputs(limit, 4)
+    made.scheduler._gate.lengths.record(limit, 40)
+    made.arrive("a", 9, greedy(None))
+    made.step()
+    request = made.scheduler._roster.live["a"]
+    assert request.max_tokens == limit > 100
+    made.scheduler._roster.retract(request)
+    made.plan()
+    history = len(request.history)
+    assert granted(made, "a")[0] == ceil((history + 40 - request.output_tokens - 1) / 4)
+
+
+def test_who_was_retracted_without_a_limit_may_always_grow_to_twice_what_it_has() -> None:
+    estimates = OutputLengths(0.9)
+    assert estimates.estimate_further(4096, 0) == 1
+    assert estimates.estimate_further(4096, 300) == 300
+    estimates.record(4096, 500)
+    assert [estimates.estimate_further(4096, tokens) for tokens in (0, 300, 499, 500)] == [500, 300, 499, 500]
