@@ -1,6 +1,7 @@
 """How many prompt tokens the prefix cache saves, by arena size: a trace of prompts through the real tree and arena.
 
     python benchmarks/prefix_reuse.py TRACE [--kv-bytes 500GiB,1000GiB] [--results FOLDER] [--processes 2]
+                                            [--host-bytes 500GiB,1000GiB]
 
 TRACE has one JSON object per line: input_length, output_length, hash_ids (one per 512-token block; equal ids mean
 equal prefixes up to the block's end). Without it, `mooncake_conversation.jsonl` of the folder $HALOCLINE_DATA. Shape:
@@ -8,9 +9,13 @@ Gemma 3 27B in bf16 (10 full + 52 sliding layers, W = 1,024, 16-token pages). Re
 time: match, lock, compute the rest in chunks, insert, leave. What an output leaves has no ids in the trace, so nobody
 can hit it.
 
+With --host-bytes, every arena is replayed with host arenas of these sizes, too: what it evicts is written back, and
+loaded again where the host has more of a prompt than the device. A table, a chart and the JSON object tell hits of the
+device and of the host apart, as shares of all prompt tokens.
+
 Beside it stand simple policies, which are defined in `prefix_models.py`. The second table is scenario D1: 10 + 50
 layers, sessions in turn, each with its own prefix or all with one. The last line is one JSON object; FOLDER gets it as
-prefix-reuse.json, and the charts prefix-reuse.svg and prefix-reuse-d1.svg.
+prefix-reuse.json, and the charts prefix-reuse.svg, prefix-reuse-d1.svg and, with --host-bytes, prefix-reuse-host.svg.
 """
 
 from __future__ import annotations
@@ -42,10 +47,13 @@ from prefix_models import (
 from halocline.cache.insert import Advance, Own
 from halocline.cache.keys import Key, block_key
 from halocline.cache.locks import Lock
+from halocline.cache.match import Match
+from halocline.cache.tier import Hold, Tier
 from halocline.cache.tree import Tree
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident, span
 from halocline.memory.grant import NO_HANDLES, Handles, Order, Refusal
+from halocline.memory.host import HostArena
 from halocline.memory.layout import ArenaLayout, LayerKV, solve_layout
 from halocline.memory.retention import Full, Sliding
 from halocline.units import GIB, parse_bytes
@@ -77,10 +85,12 @@ def hybrid(full: int, sliding: int, kv_bytes: int) -> ArenaLayout:
 class Replay:
     """One arena with its tree, through which requests go one at a time."""
 
-    def __init__(self, layout: ArenaLayout) -> None:
+    def __init__(self, layout: ArenaLayout, host_bytes: int = 0) -> None:
         self.layout = layout
         self.arena = Arena(layout)
         self.tree = Tree(self.arena, granule_tokens=BLOCK_TOKENS, granule_bytes=8)
+        self.tier = Tier(self.tree, HostArena(layout, host_bytes)) if host_bytes else None
+        self.host_hit_tokens = self.loaded_bytes = 0
         self.hit_tokens = self.prompt_tokens = self.moved_bytes = self.written_bytes = 0
         self.first_pages: list[int] = []
         self.own: list[Handles] = []
@@ -90,11 +100,15 @@ class Replay:
         key = block_key(request.blocks[: request.tokens // BLOCK_TOKENS], request.tokens)
         found = self.tree.match(key)
         boundary, output = found.boundary_tokens, max(1, request.output_tokens)
-        lock = self.tree.lock(found, boundary, "request", resident(self.layout, request.tokens, output, boundary))
-        assert not isinstance(lock, Refusal), lock.message
+        self.hit_tokens += boundary
+        lock, hold = self._enter(found, request, output)
+        boundary = boundary if hold is None else hold.boundary_tokens
         full_tokens = lock.full_tokens  # perhaps beyond the boundary: windows are restored there, full pages only read
         starts = [full_tokens if isinstance(pool.retention, Full) else boundary for pool in self.layout.pools]
         self.first_pages = [start // pool.page_tokens for start, pool in zip(starts, self.layout.pools, strict=True)]
+        if hold is not None:
+            for pool in self.tree.locks.windows:
+                self.first_pages[pool] = self.tree.first_page(pool, boundary)
         self.own = [NO_HANDLES for _ in self.layout.pools]
         computed = boundary
         for border in (request.tokens, request.tokens + output - 1):
@@ -102,12 +116,37 @@ class Replay:
                 end = min(border, computed // CHUNK_TOKENS * CHUNK_TOKENS + CHUNK_TOKENS)
                 self._compute(lock, computed, end)
                 computed = end
+                if hold is not None:
+                    self._load(hold)
                 self._advance(lock, key, computed, request.tokens)
+                if hold is not None and self.tier is not None:
+                    self.tier.arrive(hold, lock, key)
+                    hold = None
         self.tree.close(lock)
         self.arena.release(lock.grant)
-        self.hit_tokens += boundary
         self.prompt_tokens += request.tokens
         return boundary
+
+    def _enter(self, found: Match, request: Request, output: int) -> tuple[Lock, Hold | None]:
+        """Lock what is on the device; where the host has more, lock that, too: it is loaded with the first chunk."""
+        offer = None if self.tier is None else self.tier.offer(found)
+        start, locked = found.boundary_tokens, found.boundary_tokens
+        if offer is not None and offer.verdict == "host":
+            start, locked = offer.boundary_tokens, 0
+        lock = self.tree.lock(found, locked, "request", resident(self.layout, request.tokens, output, start))
+        assert not isinstance(lock, Refusal), lock.message
+        if self.tier is None or offer is None or offer.verdict != "host":
+            return lock, None
+        self.host_hit_tokens += offer.boundary_tokens - offer.device_tokens
+        return lock, self.tier.hold(offer, "request", lock.full_tokens)
+
+    def _load(self, hold: Hold) -> None:
+        """Order the load of `hold` beside the chunk whose pages have just been committed."""
+        assert self.tier is not None
+        tables = zip(self.first_pages, self.own, strict=True)
+        places = [(first, self.arena.physical(pool, own)) for pool, (first, own) in enumerate(tables)]
+        loads = self.tier.loads(hold, places)
+        self.loaded_bytes += self.tier.host.bytes_of([len(each.host_pages) for each in loads])
 
     def _compute(self, lock: Lock, start: int, end: int) -> None:
         pages = []
@@ -117,7 +156,11 @@ class Replay:
         step = self.arena.reserve("step", wanted.above(Demand(lock.grant.room)))
         assert not isinstance(step, Refusal), step.message
         done = self.arena.commit([Order(lock.grant, wanted, step)])
-        self.tree.forget(done.evicted)
+        if self.tier is None:
+            self.tree.forget(done.evicted)
+        else:
+            self.tier.forget(done.evicted, done.moves)
+            self.tier.host.take_work()  # nothing is stored here, so nothing is copied
         for pool, fresh in enumerate(done.handles[0]):
             self.own[pool] = np.concatenate((self.own[pool], fresh))
             self.written_bytes += len(fresh) * self.layout.pools[pool].stride_bytes
@@ -151,18 +194,37 @@ class Replayed:
     hit_rate: float
     moved_ratio: float
     seconds: float
+    host_bytes: int = 0
+    host_rate: float = 0.0
+    """Hits that only the host had, as a share of all prompt tokens: beside `hit_rate`, that of the device."""
+    loaded_ratio: float = 0.0
+    """Bytes loaded / bytes written by computing, which stands for both."""
+    stored_ratio: float = 0.0
+    """Bytes written back / bytes written by computing."""
 
 
-def replay_trace(trace: Sequence[Request], kv_bytes: int, audit_every: int = 0) -> Replayed:
+def replay_trace(trace: Sequence[Request], kv_bytes: int, audit_every: int = 0, host_bytes: int = 0) -> Replayed:
     """Serve `trace` out of an arena of `kv_bytes`; audit after every so many requests, unless it is 0."""
-    begin, replay = perf_counter(), Replay(hybrid(10, 52, kv_bytes))
+    begin, replay = perf_counter(), Replay(hybrid(10, 52, kv_bytes), host_bytes)
     for number, request in enumerate(trace, 1):
         replay.serve(request)
         if audit_every and number % audit_every == 0:
             violations = [*replay.arena.audit(), *replay.tree.audit()]
+            if replay.tier is not None:
+                violations += [*replay.tier.arena.audit(), *replay.tier.audit()]
             assert not violations, violations
     rate, moved = replay.hit_tokens / replay.prompt_tokens, replay.moved_bytes / replay.written_bytes
-    return Replayed(kv_bytes, rate, moved, perf_counter() - begin)
+    stored = 0 if replay.tier is None else replay.tier.counts.written_bytes
+    return Replayed(
+        kv_bytes,
+        rate,
+        moved,
+        perf_counter() - begin,
+        host_bytes,
+        replay.host_hit_tokens / replay.prompt_tokens,
+        replay.loaded_bytes / replay.written_bytes,
+        stored / replay.written_bytes,
+    )
 
 
 def policy_rates(trace: Sequence[Request], sizes: Sequence[int]) -> dict[str, list[float]]:
@@ -230,10 +292,11 @@ class Work:
     path: Path
     sizes: tuple[int, ...]
     audit_every: int
+    host_sizes: tuple[int, ...] = ()
 
-    def replay(self, size: int) -> Replayed:
-        """Replay the trace at one size."""
-        return replay_trace(read_trace(self.path), size, self.audit_every)
+    def replay(self, size: int, host_bytes: int = 0) -> Replayed:
+        """Replay the trace at one size of the arena and of its host arena."""
+        return replay_trace(read_trace(self.path), size, self.audit_every, host_bytes)
 
     def policies(self) -> dict[str, list[float]]:
         """Model the simple policies at all sizes."""
@@ -241,14 +304,19 @@ class Work:
 
 
 def measured(work: Work, processes: int) -> Iterator[object]:
-    """Yield, in the order of `work.sizes`, the replays; then the rows of the policies, then the two curves of D1."""
+    """Yield, in the order of `work.sizes`, the replays; then the rows of the policies, then the two curves of D1.
+
+    Last come the replays with host arenas: of each size those of all host sizes.
+    """
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         replays = [pool.submit(work.replay, size) for size in work.sizes]
         policies = pool.submit(work.policies)
         turns = [[pool.submit(sessions_in_turn, ratio, common) for ratio in RATIOS] for common in (True, False)]
         yield from (replay.result() for replay in replays)
         yield policies.result()
+        with_host = [pool.submit(work.replay, size, host) for size in work.sizes for host in work.host_sizes]
         yield from ([turn.result() for turn in curve] for curve in turns)
+        yield from (replay.result() for replay in with_host)
 
 
 def main() -> None:
@@ -259,25 +327,32 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="write the charts and the JSON object into this folder")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="replays at a time")
     parser.add_argument("--audit", type=int, default=0, metavar="N", help="audit after every N requests")
+    parser.add_argument("--host-bytes", default="", help="sizes of host arenas to replay with, too")
     given = parser.parse_args()
+    hosts = tuple(parse_bytes(size) for size in given.host_bytes.split(",") if size)
     path = given.trace or Path(os.environ.get("HALOCLINE_DATA", ".")) / "mooncake_conversation.jsonl"
     sizes = tuple(parse_bytes(size) for size in given.kv_bytes.split(","))
     labels, replays = [f"{size / GIB:g}" for size in sizes], []
-    steps = measured(Work(path, sizes, given.audit), given.processes)
+    steps = measured(Work(path, sizes, given.audit, hosts), given.processes)
     for label in labels:
         replay = next(steps)
         assert isinstance(replay, Replayed)
         replays.append(replay)
         rates = f"hit rate {replay.hit_rate:.4f}, moved {replay.moved_ratio:.5%} of written"
         print(f"{label} GiB: {rates}, {replay.seconds:.0f} s", flush=True)
-    policies, common, own = steps
+    policies, common, own = next(steps), next(steps), next(steps)
     curves = {"halocline": [replay.hit_rate for replay in replays], **policies}
     turns = {"one common prefix": common, "a prefix per session": own}
     turns["arena / working set"] = [min(1.0, 1 / ratio) for ratio in RATIOS]
     table("hit rate by GiB", labels, curves)
     names = [f"{ratio:g}" for ratio in RATIOS]
     table("D1: working set / arena", names, turns)
-    result = json.dumps(figures(ideal(read_trace(path)), labels, replays, turns))
+    found = figures(ideal(read_trace(path)), labels, replays, turns)
+    levels = with_hosts(labels, replays, [each for each in steps if isinstance(each, Replayed)]) if hosts else {}
+    if levels:
+        found["host"] = levels
+        write_levels(given.results, labels, levels)
+    result = json.dumps(found)
     if given.results:
         write(given.results / "prefix-reuse.svg", svg("token hit rate by arena size (GiB)", labels, curves, 0.4))
         title = "sessions in turn: hits by working set / arena"
@@ -300,6 +375,39 @@ def figures(
         "d1_common": dict(zip(names, [round(rate, 3) for rate in turns["one common prefix"]], strict=True)),
         "d1_per_session": dict(zip(names, [round(rate, 3) for rate in turns["a prefix per session"]], strict=True)),
     }
+
+
+def with_hosts(
+    labels: list[str], alone: list[Replayed], replays: list[Replayed]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return by host size in GiB what each arena hits on the device, on the host and on both; 0 is no host arena."""
+    by_host: dict[int, list[Replayed]] = {0: alone}
+    for replay in replays:
+        by_host.setdefault(replay.host_bytes, []).append(replay)
+    levels: dict[str, dict[str, dict[str, float]]] = {}
+    for host, of_host in by_host.items():
+        levels[f"{host / GIB:g}"] = {
+            "device": dict(zip(labels, [round(each.hit_rate, 4) for each in of_host], strict=True)),
+            "host": dict(zip(labels, [round(each.host_rate, 4) for each in of_host], strict=True)),
+            "both": dict(zip(labels, [round(each.hit_rate + each.host_rate, 4) for each in of_host], strict=True)),
+            "loaded_ratio": dict(zip(labels, [round(each.loaded_ratio, 4) for each in of_host], strict=True)),
+            "stored_ratio": dict(zip(labels, [round(each.stored_ratio, 4) for each in of_host], strict=True)),
+        }
+    return levels
+
+
+def write_levels(folder: Path | None, labels: list[str], levels: dict[str, dict[str, dict[str, float]]]) -> None:
+    """Print the hits of both levels, and draw what they come to."""
+    rows = {
+        f"host {host} GiB: {level}": list(of_host[level].values())
+        for host, of_host in levels.items()
+        for level in ("device", "host", "both", "loaded_ratio", "stored_ratio")
+    }
+    table("with a host arena, by GiB", labels, rows)
+    if folder is not None:
+        curves = {f"host arena of {host} GiB": list(of_host["both"].values()) for host, of_host in levels.items()}
+        chart = svg("token hit rate of device and host by arena size (GiB)", labels, curves, 0.4)
+        write(folder / "prefix-reuse-host.svg", chart)
 
 
 def write(path: Path, text: str) -> None:
