@@ -83,8 +83,10 @@ class Receiver:
         self.refused = 0
         """Messages of attempts that are over, or of requests that are not known."""
         self.leases_lost = 0
-        self.retries = 0
-        """Attempts that were lost and tried again."""
+        self.attempts_lost = 0
+        """Attempts that ended before their time, revoked ones included."""
+        self.resent = 0
+        """Messages that were said again because no answer came."""
         self.landed = 0
 
     # ---- what others may ask
@@ -139,6 +141,7 @@ class Receiver:
         if session is None or session.attempt != update.attempt or session.phase is not Phase.LANDING:
             return []
         over = session.key()
+        self.attempts_lost += 1
         session.attempt += 1
         self._wait_for_offer(session, now)
         lost = Lost(over.request, over.attempt, "a more senior request was short of memory", is_final=False)
@@ -275,16 +278,16 @@ class Receiver:
     def _say_again(self, session: Session, now: float) -> list[Action]:
         if session.peer is None:
             return self._call(session, now)
+        self.resent += session.phase is not Phase.OFFERED
         if session.phase is Phase.ASKING:
             return [self._ask(session)]
-        if session.accept is not None:
-            return [Send(session.peer.name, session.accept)]
-        return []
+        return [] if session.accept is None else [Send(session.peer.name, session.accept)]
 
     def _lose(self, session: Session, why: str, now: float, *, is_final: bool = False) -> list[Action]:
         """End the attempt, and begin the next one if there are any left."""
         request_id, attempt = session.arrive.request_id, session.attempt
         session.losses += 1
+        self.attempts_lost += 1
         is_final = is_final or session.losses >= MOST_LOSSES
         actions: list[Action] = self._close(session)
         if session.phase is not Phase.CALLING or is_final:
@@ -295,7 +298,6 @@ class Receiver:
             if session.peer is not None:
                 actions.append(Send(session.peer.name, wire.Abort(request_id, attempt)))
             return actions
-        self.retries += 1
         session.attempt += 1
         if session.address in self._peers:
             return [*actions, *self._call(session, now)]

@@ -86,6 +86,10 @@ class Sender:
         self.refused = 0
         """Messages of attempts that are over, or of requests that are not known."""
         self.leases_lost = 0
+        self.sent = 0
+        """Prompts that were computed and taken to the end."""
+        self.resent = 0
+        """Messages that were said again because no answer came."""
 
     # ---- what others may ask
 
@@ -131,6 +135,7 @@ class Sender:
             case wire.Revoke():
                 return self._begin_again(session, session.attempt + 1, now)
             case wire.Release() | wire.Abort():
+                self.sent += session.done is not None and isinstance(message, wire.Release)
                 return self._end(session)
 
     def _ask(self, session: Session | None, peer: str, ask: wire.Ask, now: float) -> list[Action]:
@@ -247,11 +252,12 @@ class Sender:
         return actions
 
     def _say_again(self, session: Session) -> list[Action]:
-        if session.phase is Phase.OFFERED:
-            return self._offer(session)
+        if session.phase is Phase.ACCEPTED:
+            return self._progress(session)
+        self.resent += session.phase is not Phase.ASKED
         if session.done is not None:
             return [Send(session.peer, session.done)]
-        return self._progress(session)
+        return self._offer(session) if session.phase is Phase.OFFERED else []
 
     def _progress(self, session: Session) -> list[Action]:
         return [Send(session.peer, self._progress_of(session))] if session.phase is Phase.ACCEPTED else []
