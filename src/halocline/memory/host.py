@@ -75,6 +75,21 @@ class HostMoves:
 HostWork = HostCopies | HostMoves
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HostCopy:
+    """All that a request needs to go on at position `tokens`, in the host arena."""
+
+    owner: str
+    tokens: int
+    """Positions that need not be computed again."""
+    grant: Grant
+    """Of the host arena; holds `handles`."""
+    first_page: tuple[int, ...]
+    """Per pool: the index of the first page within the request."""
+    handles: tuple[Handles, ...]
+    """Per pool, of the host arena."""
+
+
 class HostArena:
     """The one owner of host memory. `arena` answers all questions; pages are committed through `store` only."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from halocline.errors import ConfigError
@@ -44,7 +44,7 @@ class Rules:
     lookahead_tokens: int = 0
     """Tokens that a decode may compute in one step beyond the next one, so that a step may leap 1 + this many. Every
     price counts them."""
-    host_costs: HostCosts = HostCosts()
+    host_costs: HostCosts = field(default_factory=HostCosts)
     """What decides whether pages are copied to the host arena, where there is one, or computed again."""
     decode_reserve_tokens: int = 512
     """Output tokens, beyond the first, that a request is granted when its prompt is received from another worker."""
