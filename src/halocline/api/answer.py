@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -27,11 +27,15 @@ CLIENT_GONE = 499
 class Answer:
     """The choices of one HTTP request; choice i continues prompt i // n."""
 
-    def __init__(self, front: Front, shape: Shape, order: Order, prompts: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, front: Front, shape: Shape, order: Order, prompts: Sequence[tuple[int, ...]], prefill_at: str = ""
+    ) -> None:
+        """`prefill_at`: link address of the worker that is to compute the prompts; empty: this one."""
         self._front = front
         self._shape = shape
         self._order = order
         self._prompts = prompts
+        self._prefill_at = prefill_at
         self._id = shape.prefix + uuid.uuid4().hex
         self._created = int(time.time())
         self._generations: list[Generation] = []
@@ -41,7 +45,7 @@ class Answer:
         headers = {"x-request-id": self._id, **headers}
         try:
             if self._order.stream:
-                await unless_gone(request.receive, self._submit())
+                await unless_gone(request.receive, self._begin())
                 return EventStream(self._events(), self._close, headers)
             body = await unless_gone(request.receive, self._collect())
         except ClientGoneError:
@@ -51,6 +55,12 @@ class Answer:
             self._close()
             raise
         return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")
+
+    async def _begin(self) -> None:
+        await self._submit()
+        if self._prefill_at:
+            # Another worker's death can still have a status of its own, and another worker can be tried.
+            await first_of([each.begun() for each in self._generations])
 
     async def _submit(self) -> None:
         """Submit all choices together: the engine takes them in at once, and one refusal ends all."""
@@ -63,6 +73,7 @@ class Answer:
                     request_id=f"{self._id}-{i}",
                     index=i % n,
                     cache_salt=self._order.cache_salt,
+                    prefill_at=self._prefill_at,
                 )
             )
             for i in range(len(self._prompts) * n)
@@ -136,6 +147,19 @@ class Answer:
     def _close(self) -> None:
         for generation in self._generations:
             generation.close()
+
+
+async def first_of(waits: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Wait until the first of them is over, drop the others, and raise what it raised."""
+    tasks = [asyncio.ensure_future(each) for each in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, TextDelta], None]:

@@ -18,8 +18,9 @@ from halocline.api.answer import CLIENT_GONE, Answer
 from halocline.api.body import read_object
 from halocline.api.errors import ApiError, api_error, error_response
 from halocline.api.fields import known_name
+from halocline.api.link_door import LinkDoor
 from halocline.api.ports import Front
-from halocline.api.requests import CompletionOrder, Order, Prompt, read_chat, read_completion
+from halocline.api.requests import CompletionOrder, Prompt, read_chat, read_completion
 from halocline.api.shapes import ChatShape, CompletionShape
 from halocline.api.sse import ClientGoneError
 from halocline.errors import RequestError
@@ -32,14 +33,18 @@ FALLBACK_WARNING = "the model has no chat template; messages are written as 'rol
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def create_app(front: Front, *, api_key: str | None = None) -> FastAPI:
-    """Return the ASGI application that serves `front`; with `api_key`, /v1 asks for it as a bearer token."""
+def create_app(front: Front, *, api_key: str | None = None, link_token: str | None = None) -> FastAPI:
+    """Return the ASGI application that serves `front`; with `api_key`, /v1 asks for it as a bearer token.
+
+    `link_token`: who shows it may say which worker computes a prompt; None: nobody may.
+    """
     app = FastAPI(title="Halocline", openapi_url=None)
-    routes = Routes(front, api_key)
+    routes = Routes(front, api_key, LinkDoor(link_token))
     app.add_api_route("/v1/completions", routes.guard(routes.completions), methods=["POST"])
     app.add_api_route("/v1/chat/completions", routes.guard(routes.chat), methods=["POST"])
     app.add_api_route("/v1/models", routes.guard(routes.models), methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", routes.guard(routes.one_model), methods=["GET"])
+    app.add_api_route("/v1/worker", routes.guard(routes.worker, asks_key=False), methods=["GET"])
     app.add_api_route("/health", routes.health, methods=["GET"])
     app.add_api_route("/metrics", routes.metrics, methods=["GET"])
     app.add_exception_handler(HTTPException, routes.no_route)
@@ -49,18 +54,20 @@ def create_app(front: Front, *, api_key: str | None = None) -> FastAPI:
 class Routes:
     """The endpoints of one front end."""
 
-    def __init__(self, front: Front, api_key: str | None) -> None:
+    def __init__(self, front: Front, api_key: str | None, door: LinkDoor) -> None:
         self._front = front
+        self._door = door
         self._api_key = None if api_key is None else api_key.encode()
         self._has_warned = False
 
-    def guard(self, endpoint: Endpoint) -> Endpoint:
+    def guard(self, endpoint: Endpoint, *, asks_key: bool = True) -> Endpoint:
         """Return the endpoint behind the key check, with its errors in OpenAI's shape and its answers counted."""
 
         async def guarded(request: Request) -> Response:
             request_id = f"req-{uuid.uuid4().hex}"
             try:
-                self._check_key(request)
+                if asks_key:
+                    self._check_key(request)
                 response = await endpoint(request)
             except (ClientDisconnect, ClientGoneError):
                 response = Response(status_code=CLIENT_GONE)
@@ -85,31 +92,28 @@ class Routes:
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
+        prefill_at = self._door.prefill_at(request.headers)
         order = read_completion(await read_object(request), self._front.facts.vocab_size)
         self._check_model(order.model)
         prompts = [await self._encode(prompt) for prompt in order.prompts]
         echoes = self._echoes(order, prompts)
         shape = CompletionShape(self._front, echoes, logprobs=order.params.logprobs is not None)
-        return await self._answer(request, shape, order, prompts)
+        return await Answer(self._front, shape, order, prompts, prefill_at).respond(request, {})
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
+        prefill_at = self._door.prefill_at(request.headers)
         order = read_chat(await read_object(request))
         self._check_model(order.model)
         prompt = await self._front.encode_chat(order.messages)
         shape = ChatShape(self._front, logprobs=order.params.logprobs is not None)
         headers = {} if self._front.has_chat_template else self._warn()
         try:
-            return await Answer(self._front, shape, order, [prompt]).respond(request, headers)
+            return await Answer(self._front, shape, order, [prompt], prefill_at).respond(request, headers)
         except RequestError as error:
             # The engine knows prompts only; the client has sent messages.
             error.param = "messages" if error.param == "prompt" else error.param
             raise
-
-    async def _answer(
-        self, request: Request, shape: CompletionShape, order: Order, prompts: list[tuple[int, ...]]
-    ) -> Response:
-        return await Answer(self._front, shape, order, prompts).respond(request, {})
 
     async def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         ids = await self._front.encode(prompt) if isinstance(prompt, str) else prompt
@@ -169,6 +173,11 @@ class Routes:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
+
+    async def worker(self, request: Request) -> Response:
+        """GET /v1/worker: what a router asks of a worker of its group; 200 in every state that can still speak."""
+        self._door.check(request.headers)
+        return _json(self._front.worker())
 
     async def health(self) -> Response:
         """GET /health: 200 when work goes forward, else 503; the body says why."""

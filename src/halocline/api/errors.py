@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from halocline.errors import EngineDeadError, FailedError, OverloadedError, RequestError, TooLargeError
+from halocline.errors import EngineDeadError, FailedError, LostError, OverloadedError, RequestError, TooLargeError
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (RequestError, 400, INVALID, None),
     (OverloadedError, 429, BUSY, "overloaded"),
     (EngineDeadError, 503, SERVER, "engine_unavailable"),
+    (LostError, 503, SERVER, LostError.code),
     (FailedError, 500, SERVER, "request_failed"),
 )
 """Exception, status, type, code (None: the exception's own). The first that matches counts."""

@@ -51,6 +51,7 @@ from halocline.errors import (
     EngineDeadError,
     FailedError,
     HaloclineError,
+    LostError,
     OverloadedError,
     RequestError,
     TooLargeError,
@@ -140,10 +141,12 @@ class EngineClient:
         priority: int = 0,
         request_id: str | None = None,
         cache_salt: str = "",
+        prefill_at: str = "",
     ) -> TokenStream:
         """Submit one sequence and wait for the engine's yes (`params.n` is ignored: n sequences are n calls).
 
         Cached prefixes are shared among sequences with the same `cache_salt`, which `params.checked_salt` has checked.
+        `prefill_at` is the link address of the worker that is to compute the prompt.
         Raises TooLargeError or RequestError when it can never run, OverloadedError when too many wait, EngineDeadError.
         """
         self._check_room()
@@ -154,7 +157,7 @@ class EngineClient:
             self._heard_at = self._loop.time()
         self._streams[name] = stream
         try:
-            self._send(Submit(name, prompt, params, seed, priority, cache_salt))
+            self._send(Submit(name, prompt, params, seed, priority, cache_salt, prefill_at))
             await stream.accepted
         except BaseException:
             stream.close()
@@ -287,9 +290,9 @@ class EngineClient:
             case RejectedReport():
                 del self._streams[report.request_id]
                 stream.fail(_rejection(report))
-            case FailedReport(_, message):
+            case FailedReport(_, message, code):
                 del self._streams[report.request_id]
-                stream.fail(FailedError(message))
+                stream.fail(LostError(message) if code == LostError.code else FailedError(message))
 
     # --- death
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from halocline.engine.health import ProgressWatch
-from halocline.engine.messages import ModelFacts
+from halocline.engine.messages import LinkFacts, ModelFacts, TransferFigures
 from halocline.memory.audit import Violation
 from halocline.memory.facts import CapacityFacts
-from halocline.schedule.events import Abort, Arrive, Event, Failed, NewToken, Reason, Rejected, Update
+from halocline.schedule.events import Abort, Arrive, Event, Failed, NewToken, Reason, Rejected, Sent, Update
 from halocline.schedule.figures import SchedulerFigures
 from halocline.step import Backend, StepPlan, StepResult
 
@@ -28,6 +28,30 @@ KEPT_VIOLATIONS = 16
 PATIENCE_DEFECTS = 3
 """So many defects in a row, without a good step between, and everything that runs is failed: a scheduler that is
 broken for one request alone would otherwise repeat its defect for ever."""
+
+
+class ExchangeLike(Protocol):
+    """What the loop needs of `disagg.exchange.Exchange`: everything that joins this engine with other workers.
+
+    It stands around the scheduler: what peers say becomes events, what the scheduler says to peers is taken out of its
+    updates. None of its calls blocks. Its file descriptor wakes the loop.
+    """
+
+    def assign(self, request_id: str, address: str) -> None:
+        """Say where the prompt of a request is computed; before the turn in which it arrives."""
+        ...
+
+    def before(self, events: Sequence[Event], now: float) -> list[Event]:
+        """Return what the scheduler is to hear in this turn: the events given and those of peers."""
+        ...
+
+    def after(self, updates: Sequence[Update], now: float) -> list[Update]:
+        """Tell peers what concerns them; return the updates that the front end must hear."""
+        ...
+
+    def fileno(self) -> int: ...
+    def figures(self) -> TransferFigures: ...
+    def close(self) -> None: ...
 
 
 class SchedulerLike(Protocol):
@@ -53,6 +77,10 @@ class EngineParts:
     backend: Backend
     model: ModelFacts
     capacity: CapacityFacts | None = None
+    exchange: ExchangeLike | None = None
+    """The way to other workers; None for an engine that works alone."""
+    link: LinkFacts | None = None
+    """What it is to them."""
 
 
 class EngineCore:
@@ -64,11 +92,13 @@ class EngineCore:
         backend: Backend,
         *,
         audit: AuditRule = "idle",
+        exchange: ExchangeLike | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._backend = backend
         self._audit_rule = audit
+        self._exchange = exchange
         self._clock = clock
         self._live: dict[str, None] = {}
         self._defects_in_row = 0
@@ -88,6 +118,11 @@ class EngineCore:
         return self._scheduler
 
     @property
+    def exchange(self) -> ExchangeLike | None:
+        """The way to other workers, for figures and for waking up."""
+        return self._exchange
+
+    @property
     def has_work(self) -> bool:
         """Whether any request is not finished."""
         return self._scheduler.has_work
@@ -98,15 +133,39 @@ class EngineCore:
         return tuple(self._live)
 
     def turn(self, events: Iterable[Event] = ()) -> list[Update]:
-        """Take in `events`, compute at most one step, and return what came of both."""
-        events = list(events)
+        """Take in `events` and what peers say, compute at most one step, and return what the front end must hear."""
+        events = self._before(list(events))
         updates = [update for event in events for update in self._handle(event)]
         plan = self._plan(updates)
         if plan is not None:
             updates += self._compute(plan)
         self._note(updates, computed=plan is not None and self._defects_in_row == 0)
+        updates = self._after(updates)
         self._audit_when_due(worked=plan is not None or bool(events))
         return updates
+
+    def assign(self, request_id: str, address: str) -> None:
+        """Have the prompt of a request that arrives in the next turn computed by the worker at `address`."""
+        if self._exchange is not None:
+            self._exchange.assign(request_id, address)
+
+    def _before(self, events: list[Event]) -> list[Event]:
+        if self._exchange is None:
+            return events
+        try:
+            return self._exchange.before(events, self._clock())
+        except Exception as error:
+            self._defect("exchange", error)
+            return events
+
+    def _after(self, updates: list[Update]) -> list[Update]:
+        if self._exchange is None:
+            return updates
+        try:
+            return self._exchange.after(updates, self._clock())
+        except Exception as error:
+            self._defect("exchange", error)
+            return updates
 
     def _handle(self, event: Event) -> Sequence[Update]:
         if isinstance(event, Arrive):
@@ -203,13 +262,17 @@ class EngineCore:
         return found
 
     def close(self) -> None:
-        """Free the backend."""
+        """Leave the other workers and free the backend."""
+        if self._exchange is not None:
+            self._exchange.close()
         self._backend.close()
 
 
 def is_last(update: Update) -> bool:
     """Whether nothing more will be said of the update's request."""
-    return isinstance(update, (Rejected, Failed)) or (isinstance(update, NewToken) and update.finish_reason is not None)
+    return isinstance(update, (Rejected, Failed, Sent)) or (
+        isinstance(update, NewToken) and update.finish_reason is not None
+    )
 
 
 def _words(error: Exception) -> str:

@@ -21,5 +21,6 @@ def snapshot_of(core: EngineCore, now: float) -> Snapshot:
         has_work=core.has_work,
         stalled_seconds=core.watch.stalled_seconds(now),
         blocked=None if first is None else Blocked(first[0], first[1].code, first[1].detail),
+        transfers=None if core.exchange is None else core.exchange.figures(),
         violations=tuple(core.violations),
     )

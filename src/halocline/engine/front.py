@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -85,6 +86,14 @@ class Generation:
         """The limit that applies."""
         return self._stream.max_tokens
 
+    async def begun(self) -> None:
+        """Wait until the first token is there; raises the error that ends the sequence before it."""
+        try:
+            await self._stream.begun()
+        except HaloclineError as error:
+            self._fail(error)
+            raise
+
     def __aiter__(self) -> Generation:
         return self
 
@@ -94,8 +103,7 @@ class Generation:
         try:
             batch = await anext(self._stream)
         except HaloclineError as error:
-            self._count("error")
-            logger.warning("event=request_failed request=%s error=%r", self.request_id, str(error))
+            self._fail(error)
             raise
         if self._first_at is None:
             self._first_at = time.monotonic()
@@ -110,6 +118,10 @@ class Generation:
         """Stop generating, if it still goes on; a second call does nothing."""
         self._stream.close()
         self._count("abort")
+
+    def _fail(self, error: HaloclineError) -> None:
+        self._count("error")
+        logger.warning("event=request_failed request=%s error=%r", self.request_id, str(error))
 
     def _count(self, reason: str) -> None:
         if self._is_counted:
@@ -219,18 +231,19 @@ class FrontEnd:
         index: int = 0,
         seed: int | None = None,
         cache_salt: str = "",
+        prefill_at: str = "",
     ) -> Generation:
         """Submit one sequence and wait until the engine accepts it; `index` tells the n completions of a prompt apart.
 
         `seed` is what `seed_of` gave for this sequence before; None: asked now. `cache_salt` as `params.checked_salt`
-        returns it.
+        returns it. `prefill_at` is the link address of the worker that is to compute the prompt; empty: this one.
         Raises RequestError, TooLargeError, OverloadedError or EngineDeadError.
         """
         # Before the submission: an engine accepts a sequence and sends its first token in one message.
         started_at = time.monotonic()
         seed = self.seed_of(params, index) if seed is None else seed
         stream = await self.client.submit(
-            tuple(prompt), params, seed=seed, request_id=request_id, cache_salt=cache_salt
+            tuple(prompt), params, seed=seed, request_id=request_id, cache_salt=cache_salt, prefill_at=prefill_at
         )
         self.metrics.prompt_tokens.observe(len(prompt))
         logger.info(
@@ -248,8 +261,37 @@ class FrontEnd:
         return (params.seed + index) % (1 << SEED_BITS)
 
     def health(self) -> Health:
-        """Judge whether work goes forward."""
-        return judge(self.client.sight(), self._health_seconds)
+        """Judge whether work goes forward; a worker among others also says what it is to them."""
+        verdict = judge(self.client.sight(), self._health_seconds)
+        link = self.client.hello.link
+        return verdict if link is None else replace(verdict, about=link.words())
+
+    def worker(self) -> dict[str, Any]:
+        """Return what a router asks of a worker of its group, in bytes and requests of this moment."""
+        hello, figures, verdict = self.client.hello, self.client.snapshot.figures, self.health()
+        link = hello.link
+        body: dict[str, Any] = {
+            "object": "halocline.worker",
+            "role": "both" if link is None else link.role,
+            "epoch": "" if link is None else link.epoch,
+            "link_address": "" if link is None else link.address,
+            "fingerprint": "" if link is None else link.fingerprint,
+            "model": self.model_name,
+            "max_model_len": self.facts.max_model_len,
+            "status": verdict.state,
+            "message": verdict.message,
+        }
+        if figures is None:
+            return body | {"total_bytes": 0, "free_bytes": 0, "token_bytes": 0, "waiting": 0, "running": 0}
+        arena, longest = figures.arena, 0 if hello.capacity is None else hello.capacity.longest_request_tokens
+        taken = arena.used_bytes - arena.cached_bytes + arena.promised_bytes
+        return body | {
+            "total_bytes": arena.total_bytes,
+            "free_bytes": max(0, arena.total_bytes - taken),
+            "token_bytes": arena.total_bytes // longest if longest else 0,
+            "waiting": figures.waiting + figures.retracted,
+            "running": figures.running,
+        }
 
     async def drain(self, seconds: float) -> int:
         """Take no new requests, wait for those that run, end the rest with an error; returns how many those were."""

@@ -6,7 +6,7 @@ that the engine has fallen silent inside a step or is gone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from halocline.engine.messages import Snapshot
@@ -39,6 +39,8 @@ class Health:
     state: State
     message: str
     blocked: dict[str, str] | None = None
+    about: dict[str, str] = field(default_factory=dict)
+    """What this server is to the others of a group: its role, its link address, the id of its life."""
 
     @property
     def is_healthy(self) -> bool:
@@ -47,7 +49,7 @@ class Health:
 
     def body(self) -> dict[str, Any]:
         """Return the verdict as /health prints it."""
-        body: dict[str, Any] = {"status": self.state, "message": self.message}
+        body: dict[str, Any] = {"status": self.state, "message": self.message, **self.about}
         return body if self.blocked is None else body | {"blocked": self.blocked}
 
 

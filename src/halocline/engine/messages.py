@@ -127,6 +127,21 @@ class Blocked(msgspec.Struct, frozen=True):
     detail: str
 
 
+class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker has exchanged with others since the start, and what is on its way now."""
+
+    sessions: dict[str, int] = {}
+    """Transfers now, by state."""
+    totals: dict[str, int] = {}
+    """Counts and bytes since the start, by the names of `engine.metrics`."""
+    peers: int = 0
+    """Workers that are connected now."""
+    landing_bytes: int = 0
+    """Bytes of this arena that are waiting for pages of others."""
+    staging_bytes: int = 0
+    """Bytes in the staging ring now."""
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine says of itself: the one source of /metrics and /health."""
 
@@ -142,6 +157,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     stalled_seconds: float = 0.0
     """How long there has been work without anything admitted, computed or freed."""
     blocked: Blocked | None = None
+    transfers: TransferFigures | None = None
+    """Everything about other workers; None where there are none."""
     violations: tuple[str, ...] = ()
     """The latest broken laws that an audit reported, the newest last."""
 
@@ -168,6 +185,22 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """For display only: dtype, device, attention backend, folder."""
 
 
+class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is to the other workers of a group."""
+
+    role: Literal["both", "prefill", "decode"]
+    address: str
+    """Where it takes links: `tcp://host:port` or `shm:///path`; empty where it takes none."""
+    epoch: str
+    """A random id of this process's life: a worker that was started again is another one."""
+    fingerprint: str
+    """Of the model: workers of a group have the same."""
+
+    def words(self) -> dict[str, str]:
+        """Return it as /health says it."""
+        return {"role": self.role, "epoch": self.epoch, **({"link": self.address} if self.address else {})}
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """The engine is ready."""
 
@@ -175,6 +208,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     model: ModelFacts
     capacity: CapacityFacts | None
     """What log, command line and API print about the arena; None where there is none, as in fakes."""
+    link: LinkFacts | None = None
+    """None for a server that belongs to no group."""
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):

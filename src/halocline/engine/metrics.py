@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from halocline.engine.messages import Snapshot
+from halocline.engine.messages import Snapshot, TransferFigures
 from halocline.memory.figures import ArenaFigures
 from halocline.schedule.figures import CacheFigures, SchedulerFigures
 
@@ -37,6 +37,19 @@ _COUNTERS = {
     "audits": "recounts of the arena",
     "violations": "broken laws that a recount found",
 }
+TRANSFER_TOTALS = {
+    "sent_bytes": "bytes that went out over links, frames included",
+    "received_bytes": "bytes that came in over links, frames included",
+    "sent_page_bytes": "of the bytes that went out, those of pages",
+    "received_page_bytes": "of the bytes that came in, those of pages",
+    "sent": "prompts computed here for another worker, to their end",
+    "received": "prompts computed by another worker for this one, to their end",
+    "refused": "messages and chunks that came too late, twice or for a former attempt",
+    "retries": "messages sent again because no answer came",
+    "attempts_lost": "attempts that ended before their time: lost peers, leases, revocations",
+    "leases_lost": "of these, the ones that ended because nothing went on for the lease",
+}
+"""Counters of transfers: name, meaning. `TransferFigures.totals` has these names."""
 _CACHE_TOTALS = {
     "prefix_lookup_tokens": "prompt tokens of requests that were admitted for the first time",
     "prefix_hit_tokens": "of these, the ones that the prefix cache had",
@@ -45,6 +58,7 @@ _CACHE_TOTALS = {
     "prefix_waits": "requests that waited for a prefix that another one was computing",
 }
 _STATES = ("waiting", "prefilling", "decoding", "retracted")
+_PAGES = ("live", "free", "promised")
 _OWNERS = ("running", "locked", "cached", "transfer")
 
 
@@ -120,10 +134,28 @@ def _engine(snapshot: Snapshot) -> Iterator[Metric]:
     for reason, number in snapshot.waiting.items():
         waiting.add_metric([reason], number)
     yield waiting
+    if snapshot.transfers is not None:
+        yield from _transfers(snapshot.transfers)
     for name, text in _COUNTERS.items():
         yield CounterMetricFamily(f"halocline_{name}", text, value=snapshot.counters.get(name, 0))
     stalled = snapshot.stalled_seconds
     yield GaugeMetricFamily("halocline_stalled_seconds", "how long work has made no progress", value=stalled)
+
+
+def _transfers(figures: TransferFigures) -> Iterator[Metric]:
+    """What goes to other workers and comes from them."""
+    sessions = GaugeMetricFamily("halocline_transfers", "transfers between workers by state", labels=["state"])
+    for state, number in figures.sessions.items():
+        sessions.add_metric([state], number)
+    yield sessions
+    yield GaugeMetricFamily("halocline_transfer_peers", "workers that are connected now", value=figures.peers)
+    for name, text, number in (
+        ("landing", "bytes of the arena into which pages of other workers are being written", figures.landing_bytes),
+        ("staging", "bytes that wait to be cut into pages of another size", figures.staging_bytes),
+    ):
+        yield GaugeMetricFamily(f"halocline_transfer_{name}_bytes", text, value=number)
+    for name, text in TRANSFER_TOTALS.items():
+        yield CounterMetricFamily(f"halocline_transfer_{name}", text, value=figures.totals.get(name, 0))
 
 
 def _requests(figures: SchedulerFigures) -> Iterator[Metric]:
@@ -156,6 +188,15 @@ def _arena(arena: ArenaFigures) -> Iterator[Metric]:
         for owner, number in zip(_OWNERS, owned, strict=True):
             used.add_metric([pool.name, owner], number)
     yield used
+    pages = GaugeMetricFamily(
+        "halocline_pool_pages",
+        "pages by state: live, free (in its slabs and in free ones, up to its share), promised (granted, not yet taken)",
+        labels=["pool", "state"],
+    )
+    for pool in arena.pools:
+        for state, number in zip(_PAGES, (pool.live_pages, pool.free_pages, pool.promised_pages), strict=True):
+            pages.add_metric([pool.name, state], number)
+    yield pages
     capacity = GaugeMetricFamily(
         "halocline_pool_capacity_tokens",
         "positions that a pool could hold with all others as they are",

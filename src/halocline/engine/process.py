@@ -38,6 +38,7 @@ from halocline.engine.messages import (
     Spec,
     StartFailed,
     Starting,
+    Submit,
     decode_command,
     encode,
 )
@@ -74,16 +75,22 @@ class EngineLink:
         self._reports.set_hwm(REPORTS_KEPT)
         self._reports.setsockopt(zmq.LINGER, LINGER_MS)
         self._reports.connect(folder.reports)
+        self._poller = zmq.Poller()
+        self._poller.register(self._commands, zmq.POLLIN)
+
+    def also_wake_for(self, descriptor: int) -> None:
+        """End a wait in `receive` when this file descriptor is readable, too."""
+        self._poller.register(descriptor, zmq.POLLIN)
 
     def send(self, report: Report) -> None:
         """Send one report; waits when the front end has not read the last 10,000."""
         self._reports.send(encode(report))
 
     def receive(self, wait_seconds: float) -> list[Command]:
-        """Return all commands that have come, waiting up to `wait_seconds` for the first."""
+        """Return all commands that have come, waiting up to `wait_seconds` for the first or for another descriptor."""
         commands: list[Command] = []
-        if not self._commands.poll(int(wait_seconds * 1000)):
-            return commands
+        if wait_seconds:
+            self._poller.poll(int(wait_seconds * 1000))
         while True:
             try:
                 frame = self._commands.recv(zmq.NOBLOCK)
@@ -119,9 +126,11 @@ def main(arguments: list[str]) -> int:
         parts = _build(spec, link)
         if parts is None:
             return 1
-        core = EngineCore(parts.scheduler, parts.backend, audit=spec.audit)
+        core = EngineCore(parts.scheduler, parts.backend, audit=spec.audit, exchange=parts.exchange)
+        if parts.exchange is not None:
+            link.also_wake_for(parts.exchange.fileno())
         settle_memory()
-        link.send(Hello(os.getpid(), parts.model, parts.capacity))
+        link.send(Hello(os.getpid(), parts.model, parts.capacity, parts.link))
         logger.info("event=engine_ready pid=%d model=%s", os.getpid(), parts.model.name)
         try:
             crank(core, link)
@@ -154,6 +163,9 @@ def crank(core: EngineCore, link: EngineLink, clock: Callable[[], float] = time.
         if any(isinstance(command, Shutdown) for command in commands):
             break
         before = core.steps
+        for command in commands:
+            if isinstance(command, Submit) and command.prefill_at:
+                core.assign(command.request_id, command.prefill_at)
         updates = core.turn(event_of(command) for command in commands)
         computed = core.steps > before
         if updates:

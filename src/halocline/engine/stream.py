@@ -78,6 +78,14 @@ class TokenStream:
                 self.accepted.cancel()
             self._wake.set()
 
+    async def begun(self) -> None:
+        """Wait for the first token, or for the end; raises the error that ends a sequence without any token."""
+        while not self._unread and not self._ended:
+            self._wake.clear()
+            await self._wake.wait()
+        if not self._unread and self._error is not None:
+            raise self._error
+
     def __aiter__(self) -> TokenStream:
         return self
 

@@ -17,16 +17,28 @@ from halocline.engine.messages import (
     Submit,
     TokenReport,
 )
-from halocline.schedule.events import Abort, Accepted, Admitted, Arrive, Event, Failed, NewToken, Rejected, Update
+from halocline.schedule.events import (
+    Abort,
+    Accepted,
+    Admitted,
+    Arrive,
+    Event,
+    Failed,
+    NewToken,
+    Rejected,
+    Route,
+    Update,
+)
 from halocline.step import TokenLogprobs
 
 
 def event_of(command: Command) -> Event:
     """Return the event that a command is for the scheduler."""
     match command:
-        case Submit(request_id, prompt, params, seed, priority, cache_salt):
+        case Submit(request_id, prompt, params, seed, priority, cache_salt, prefill_at):
             # One engine has one model and no adapters, so the salt is all that tells prefixes apart.
-            return Arrive(request_id, prompt, params, seed, priority, Namespace(salt=cache_salt))
+            route: Route = "receive" if prefill_at else "here"
+            return Arrive(request_id, prompt, params, seed, priority, Namespace(salt=cache_salt), route)
         case Cancel(request_id, reason):
             return Abort(request_id, reason)
     raise AssertionError(f"{command!r} is no event")
@@ -47,8 +59,9 @@ def _report_of(update: Update) -> SequenceReport:
             return AdmittedReport(request_id, cached_tokens)
         case Rejected(request_id, message, param, code):
             return RejectedReport(request_id, message, param, code)
-        case Failed(request_id, message):
-            return FailedReport(request_id, message)
+        case Failed(request_id, message, code):
+            return FailedReport(request_id, message, code)
+    raise AssertionError(f"{update!r} is for another worker, and was not taken out before the front end")
 
 
 def _logprobs_of(logprobs: TokenLogprobs | None) -> Logprobs | None:

@@ -35,6 +35,11 @@ class PoolFigures:
     """Positions of its live pages (states in a state pool)."""
     capacity_tokens: int
     """Positions it could hold with all other pools as they are. Never summed, never compared between pools."""
+    live_pages: int = 0
+    free_pages: int = 0
+    """Pages that are not live: those inside its slabs, and those of free slabs up to its share. In a shared arena every
+    pool counts the same free slabs, so never summed. What is promised of them is in `promised_pages`."""
+    promised_pages: int = 0
 
     @property
     def used_bytes(self) -> int:
@@ -100,11 +105,11 @@ def figures(layout: ArenaLayout, budget: Budget, pools: list[Pool], free_slabs: 
         total_bytes=layout.arena_bytes,
         free_bytes=free_slabs * layout.slab_bytes,
         remainder_bytes=layout.remainder_bytes,
-        pools=tuple(_pool(shape, budget, pool) for shape, pool in zip(layout.pools, pools, strict=True)),
+        pools=tuple(_pool(shape, budget, pool, free_slabs) for shape, pool in zip(layout.pools, pools, strict=True)),
     )
 
 
-def _pool(shape: PoolLayout, budget: Budget, pool: Pool) -> PoolFigures:
+def _pool(shape: PoolLayout, budget: Budget, pool: Pool, free_slabs: int) -> PoolFigures:
     number, stride = pool.number, shape.stride_bytes
     beside = budget.locked[number] + budget.transfer[number]
     return PoolFigures(
@@ -119,4 +124,7 @@ def _pool(shape: PoolLayout, budget: Budget, pool: Pool) -> PoolFigures:
         padding_bytes=pool.live_pages * shape.padding_bytes,
         live_tokens=pool.live_pages * shape.page_tokens,
         capacity_tokens=budget.display_pages(number) * shape.page_tokens,
+        live_pages=pool.live_pages,
+        free_pages=pool.holes + min(free_slabs, budget.caps[number] - pool.slabs) * shape.pages_per_slab,
+        promised_pages=budget.promised[number],
     )
