@@ -145,9 +145,9 @@ class TieredWorld(CacheWorld):
     def check(self) -> None:
         """Raise unless all audits are clean and every page of either tree has what its key says."""
         super().check()
-        assert self.host.arena.audit() == []
-        assert self.tier.audit() == []
-        assert not self.host.has_work
+        found = [*self.host.arena.audit(), *self.tier.audit()]
+        assert found == [], found
+        assert not self.host.has_work, "work that no step carries out"
         self.check_bytes(self.tree, self.on_device)
         self.check_bytes(self.tier.tree, self.on_host)
 
