@@ -48,7 +48,7 @@ from halocline.cache.insert import Advance, Own
 from halocline.cache.keys import Key, block_key
 from halocline.cache.locks import Lock
 from halocline.cache.match import Match
-from halocline.cache.tier import Hold, Tier
+from halocline.cache.tier import Hold, Tier, TierCounts
 from halocline.cache.tree import Tree
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, resident, span
@@ -90,7 +90,7 @@ class Replay:
         self.arena = Arena(layout)
         self.tree = Tree(self.arena, granule_tokens=BLOCK_TOKENS, granule_bytes=8)
         self.tier = Tier(self.tree, HostArena(layout, host_bytes)) if host_bytes else None
-        self.host_hit_tokens = self.loaded_bytes = 0
+        self.host_hit_tokens = 0
         self.hit_tokens = self.prompt_tokens = self.moved_bytes = self.written_bytes = 0
         self.first_pages: list[int] = []
         self.own: list[Handles] = []
@@ -145,8 +145,7 @@ class Replay:
         assert self.tier is not None
         tables = zip(self.first_pages, self.own, strict=True)
         places = [(first, self.arena.physical(pool, own)) for pool, (first, own) in enumerate(tables)]
-        loads = self.tier.loads(hold, places)
-        self.loaded_bytes += self.tier.host.bytes_of([len(each.host_pages) for each in loads])
+        self.tier.loads(hold, places)
 
     def _compute(self, lock: Lock, start: int, end: int) -> None:
         pages = []
@@ -214,7 +213,7 @@ def replay_trace(trace: Sequence[Request], kv_bytes: int, audit_every: int = 0, 
                 violations += [*replay.tier.arena.audit(), *replay.tier.audit()]
             assert not violations, violations
     rate, moved = replay.hit_tokens / replay.prompt_tokens, replay.moved_bytes / replay.written_bytes
-    stored = 0 if replay.tier is None else replay.tier.counts.written_bytes
+    counts = TierCounts() if replay.tier is None else replay.tier.counts
     return Replayed(
         kv_bytes,
         rate,
@@ -222,8 +221,8 @@ def replay_trace(trace: Sequence[Request], kv_bytes: int, audit_every: int = 0, 
         perf_counter() - begin,
         host_bytes,
         replay.host_hit_tokens / replay.prompt_tokens,
-        replay.loaded_bytes / replay.written_bytes,
-        stored / replay.written_bytes,
+        counts.loaded_bytes / replay.written_bytes,
+        counts.written_bytes / replay.written_bytes,
     )
 
 
