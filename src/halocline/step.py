@@ -122,6 +122,12 @@ class StepPlan:
     """After the moves, before the copies: host pages become device pages. Host pages are numbered as after all
     offloads, device pages as after the moves."""
 
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is to be done. A plan without segments is carried out without a forward: it has moves, say,
+        because pages are to be pinned that another worker will write."""
+        return bool(self.segments or self.moves or self.copies or self.saves or self.offloads or self.loads)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

@@ -144,6 +144,15 @@ class Tree:
         self.locks.drop_states(lock)
         self.marks.unlocked(self.locks.unlocked())
 
+    def pass_to(self, lock: Lock, tokens: int) -> None:
+        """End the locks of the checkpoint and of window pages that position `tokens` does not read.
+
+        For a request that computes nothing up to `tokens`: what it lacks up to there comes from elsewhere.
+        """
+        self.locks.drop_states(lock)
+        self.locks.pass_windows([(lock, tokens)])
+        self.marks.unlocked(self.locks.unlocked())
+
     def loosened(self, handles: Sequence[Handles]) -> None:
         """Be told of pages of the tree (per pool) that became evictable because a pin has ended."""
         self.marks.unlocked(handles)

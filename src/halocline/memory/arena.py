@@ -30,7 +30,7 @@ from halocline.memory.orders import charge, columns, hand_out, hand_out_one, pla
 from halocline.memory.owners import Owners
 from halocline.memory.partings import Partings
 from halocline.memory.pins import PinBoard
-from halocline.memory.pool import HELD, LOCKED, TRANSFER, TRANSFER_CACHED, Pool, SlabStock
+from halocline.memory.pool import HELD, INDEX_MASK, LOCKED, TRANSFER, TRANSFER_CACHED, Pool, SlabStock
 
 
 class Arena:
@@ -233,6 +233,12 @@ class Arena:
     def unpin(self, pin: Pin) -> None:
         """End `pin`: pages that nobody else holds are freed, or return to the cache."""
         self._partings.unpin(pin)
+
+    def count_pinned(self, pool: int, handles: Handles) -> int:
+        """Return how many of `handles` some pin keeps: whoever gives them up does not free them."""
+        if not self.pins.open or not len(handles):
+            return 0
+        return int(np.count_nonzero(self.pools[pool].claims[handles & INDEX_MASK]))
 
     # ---- how room is made
 

@@ -1,6 +1,8 @@
 """The torch backend: carries out a StepPlan on a real model.
 
+plan.offloads    pages are copied to the host arena
 plan.moves       pages change place inside the arena
+plan.loads       pages come back from the host arena
 plan.copies      checkpoints become working states; plan.saves, after the forward, the other way round
 plan.tables      become the step's attention facts, once for all layers
 plan.token_ids   one packed forward, (1, T); logits only for the rows that sample
@@ -18,6 +20,7 @@ from halocline.errors import InvariantError
 from halocline.memory.layout import ArenaLayout
 from halocline.model.arena_tensor import PageMover, allocate_arena
 from halocline.model.attention import ArenaAttention, choose
+from halocline.model.host_pages import HostPages
 from halocline.model.loading import LoadedModel
 from halocline.model.sampling import Sampler
 from halocline.step import Backend, Segment, StepPlan, StepResult
@@ -33,12 +36,14 @@ class TorchBackend(Backend):
         *,
         kv_dtype: torch.dtype | None = None,
         attention: str = "auto",
+        host_bytes: int = 0,
     ) -> None:
         """Allocate the arena and take over the model's attention.
 
         `kv_dtype` is the type of K and V in the arena (default: the model's) and must have the element size that
-        `layout` was solved for. Raises ModelError when the arena cannot be allocated or the model does not let its
-        attention be replaced, ConfigError for an unknown `attention`.
+        `layout` was solved for. `host_bytes` is the quota of the host arena, 0 for none. Raises ModelError when an
+        arena cannot be allocated or the model does not let its attention be replaced, ConfigError for an unknown
+        `attention`.
         """
         self.layout = layout
         self._model = loaded.model
@@ -46,6 +51,7 @@ class TorchBackend(Backend):
         self._sampler = Sampler(loaded.eos_token_ids)
         arena = allocate_arena(layout, loaded.device)
         self._mover = PageMover(arena, layout)
+        self._host = HostPages(arena, layout, host_bytes) if host_bytes else None
         backend = choose(attention, loaded.device.type)
         self._attention = ArenaAttention(arena, layout, kv_dtype or loaded.dtype, backend)
         self._attention.attach(loaded.model)
@@ -62,8 +68,9 @@ class TorchBackend(Backend):
         leaping = [segment.request_id for segment in plan.segments if segment.is_leap]
         if leaping:
             raise InvariantError([f"step {plan.step} leaps ({', '.join(leaping)}): a decode computes one token here"])
-        self._mover.move(plan.moves)
-        self._mover.move(plan.copies)
+        self._arrange(plan)
+        if not plan.segments:  # pages had to move, and nothing is computed
+            return StepResult(plan.step, ())
         self._attention.begin(plan)
         sampling = [i for i, segment in enumerate(plan.segments) if segment.samples]
         logits = self._forward(plan, plan.query_starts[1:][sampling] - 1)
@@ -73,12 +80,22 @@ class TorchBackend(Backend):
             return StepResult(plan.step, ())
         return StepResult(plan.step, *self._sampler.sample(logits, segments))
 
+    def _arrange(self, plan: StepPlan) -> None:
+        """Do what comes before the forward, in the plan's order."""
+        if plan.offloads or plan.loads:
+            assert self._host is not None, f"step {plan.step} needs a host arena, and this backend has none"
+            self._host.offload(plan.offloads)
+        self._mover.move(plan.moves)
+        if self._host is not None:
+            self._host.load(plan.loads)
+        self._mover.move(plan.copies)
+
     def close(self) -> None:
         """Give the model's attention and the arena's memory back."""
         if not self._is_closed:
             self._is_closed = True
             self._attention.detach()
-            del self._attention, self._mover
+            del self._attention, self._mover, self._host
 
     def _forward(self, plan: StepPlan, rows: NDArray[np.int32]) -> Tensor:
         """Return the logits of `rows` of the packed row of tokens, shape (rows, vocab)."""

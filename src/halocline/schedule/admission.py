@@ -134,6 +134,8 @@ class Gate:
         if fault is not None:
             return fault
         prompt_tokens, asked = len(event.prompt), event.params.max_tokens
+        if event.route == "send":
+            asked = 1
         largest = self.largest_output(prompt_tokens)
         if largest < 1:
             return self._too_large(event, 1, largest)
@@ -193,6 +195,8 @@ class Gate:
         left = request.end - len(request.history)
         if self._rules.is_guaranteed or request.params.ignore_eos:
             return left
+        if not request.retractions and request.route == "receive":
+            return min(left, 1 + self._rules.decode_reserve_tokens)
         if not request.retractions:
             return min(left, self.lengths.estimate(request.max_tokens))
         if request.params.max_tokens is not None:

@@ -21,7 +21,7 @@ from halocline.schedule.roster import Roster
 from halocline.schedule.rules import Rules
 from halocline.units import ceil_div
 
-RUNNING = (State.PREFILLING, State.DECODING)
+RUNNING = (State.PREFILLING, State.DECODING, State.RECEIVING, State.SENDING)
 
 
 def audit(
@@ -34,6 +34,8 @@ def audit(
     """
     found = [*_lines(roster), *_ends(roster), *_slots(roster, rules)]
     wanted = floor_demand(arena.layout, rules.prefix_cache)
+    if floor.is_open and not arena.fits(wanted.minus(floor.demand)):
+        wanted = floor.demand  # pages that left it pinned are still in use: it is short, and will be whole again
     found += _standing_grants(arena, roster, (floor, wanted), between_steps=busy is None)
     for request in roster.live.values():
         found += _request(request)
@@ -46,7 +48,9 @@ def audit(
 def _lines(roster: Roster) -> Iterator[Violation]:
     """Every live request stands in the line of its state, once, and lines are in order of seniority."""
     standing = 0
-    for line in (roster.waiting, roster.prefilling, roster.decoding):
+    for line in (
+        roster.waiting, roster.absent, roster.prefilling, roster.decoding, roster.receiving, roster.sending,
+    ):  # fmt: skip
         members = line.snapshot()
         standing += len(members)
         keys = [request.key for request in members]
@@ -55,7 +59,7 @@ def _lines(roster: Roster) -> Iterator[Violation]:
         for request in members:
             if roster.live.get(request.id) is not request:
                 yield Violation("L10", f"request {request.id} stands in a line and is not live: {request.state.value}")
-            elif roster.line_of(request.state) is not line:
+            elif roster.line_of(request) is not line:
                 yield Violation("L10", f"request {request.id} is {request.state.value} and stands in another line")
     if standing != len(roster.live):
         yield Violation("L10", f"{standing} requests stand in lines, {len(roster.live)} are live")
@@ -100,7 +104,12 @@ def _request(request: Request) -> Iterator[Violation]:
         yield Violation("L1", f"{name} {'holds' if request.holding else 'lacks'} a grant")
     if known >= request.end:
         yield Violation("L10", f"{name} has all its {request.end} tokens and has not ended")
-    expected = {State.DECODING: (known - 1, known - 1), State.PREFILLING: (0, request.resumed_at - 1)}
+    expected = {
+        State.DECODING: (known - 1, known - 1),
+        State.PREFILLING: (0, request.resumed_at - 1),
+        State.RECEIVING: (0, known - 1),
+        State.SENDING: (known, known),
+    }
     low, high = expected.get(request.state, (0, 0))
     if not low <= request.computed <= high:
         yield Violation("L9", f"{name} has computed {request.computed} of {known} tokens, not {low} to {high}")
@@ -122,7 +131,7 @@ def _pages(arena: Arena, request: Request, holding: Holding, busy: bool) -> Iter
             sign = "missing" if own < grant.pages(number) else "counted twice"
             yield Violation("L1", f"{name}: {abs(own - grant.pages(number))} pages {sign}: {own} handles")
         first = holding.first_page[number]
-        want_first, want_end = _window(pool, request.computed)
+        want_first, want_end = _window(pool, _in_place(request))
         if first > want_first or first + count < want_end:
             yield Violation(
                 "L7", f"{name} lacks pages: holds {first} to {first + count}, sees {want_first} to {want_end}"
@@ -157,6 +166,11 @@ def _borders(arena: Arena, request: Request, holding: Holding) -> Iterator[Viola
             yield Violation("L7", f"{name} asks for its next page at {holding.page_until}, its pages end at {end}")
         if pool.retention.first_needed(holding.slide_at - 1) >= (first + 1) * pool.page_tokens:
             yield Violation("L9", f"{name} lets go of its next page at {holding.slide_at}, it is not seen before that")
+
+
+def _in_place(request: Request) -> int:
+    """Return for how many positions a request must hold what is read: those that land count from the start."""
+    return len(request.history) if request.state is State.RECEIVING else request.computed
 
 
 def _window(pool: PoolLayout, computed: int) -> tuple[int, int]:

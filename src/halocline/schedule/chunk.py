@@ -49,6 +49,8 @@ class StepRoom:
         self._nothing = zero(len(arena.layout.pools))
         self.tokens_left = tokens_left
         self.chunks: list[Chunk] = []
+        self.landings: list[tuple[Request, Demand]] = []
+        """Requests that came in to receive their prompts, and the pages that these take: no chunk computes them."""
         assert tokens_left >= 0, f"the decodes alone are {-tokens_left} tokens more than a step may compute"
 
     @property
@@ -86,7 +88,8 @@ class StepRoom:
         return refusal
 
     def drop(self, request: Request) -> None:
-        """Take the chunk of `request` out: it failed before its pages were committed."""
+        """Take the chunk or the landing of `request` out: it failed before its pages were committed."""
+        self.landings = [landing for landing in self.landings if landing[0] is not request]
         self.chunks = [chunk for chunk in self.chunks if chunk.request is not request]
 
     def pass_floor_by(self) -> None:

@@ -16,6 +16,7 @@ from halocline.memory.audit import Violation
 from halocline.memory.demand import Demand
 from halocline.schedule.chunk import StepRoom
 from halocline.schedule.holding import Keeper
+from halocline.schedule.offload import HostDesk
 from halocline.schedule.orders import orders_of
 from halocline.schedule.packing import pack
 from halocline.schedule.request import Request
@@ -45,11 +46,12 @@ class Outstanding:
 class Committer:
     """Writes the plans of one scheduler, and numbers them."""
 
-    def __init__(self, arena: Arena, keeper: Keeper, sharing: Sharing, roster: Roster) -> None:
+    def __init__(self, arena: Arena, keeper: Keeper, sharing: Sharing, roster: Roster, desk: HostDesk) -> None:
         self._arena = arena
         self._keeper = keeper
         self._sharing = sharing
         self._roster = roster
+        self._desk = desk
         self._planned_steps = 0
         self.violations: deque[Violation] = deque(maxlen=KEPT_VIOLATIONS)
         """Commits that failed, the last ones."""
@@ -61,7 +63,7 @@ class Committer:
 
         A failed order fails its request (those with orders, where it was nobody's), and everyone else goes on.
         """
-        orders, takers = orders_of(served, room, self._keeper)
+        orders, takers = orders_of([*served, *room.landings], room, self._keeper)
         try:
             commit = self._arena.commit(orders)
         except InvariantError as defect:
@@ -70,11 +72,11 @@ class Committer:
             concerned = [takers[defect.order]] if isinstance(defect, OverdrawnError) else takers
             self._survive(defect, concerned, room)
             decodes = [request for request in decodes if not request.is_ended]
-            if decodes or room.chunks:
+            if decodes or room.chunks or room.landings:
                 return self.commit(decodes, decode_tokens, served, room)
             room.close()
             return None
-        self._sharing.forget(commit.evicted)
+        self._sharing.forget(commit.evicted, commit.moves)
         self._keeper.fill([request.holding for request in takers if request.holding is not None], commit.handles)
         if not self._keeper.is_current:  # this commit moved pages, or one of another owner did
             self._keeper.look_up(self._roster.holdings(), commit.moves)
@@ -85,6 +87,9 @@ class Committer:
         copies, saves = self._sharing.copies(room.chunks)
         if copies or saves:
             plan = replace(plan, copies=copies, saves=saves)
+        offloads, loads = self._desk.take_work([chunk.request for chunk in room.chunks])
+        if offloads or loads:
+            plan = replace(plan, offloads=offloads, loads=loads)
         self._planned_steps += 1
         return Outstanding(plan, tuple(decodes), room, decode_tokens)
 
@@ -100,14 +105,24 @@ class Committer:
 
         Moves that it ordered will never be done, so those who are not concerned compute their pages again.
         """
-        for request in (*takers, *(chunk.request for chunk in room.chunks)):
+        landing = [request for request, _ in room.landings]
+        for request in (*takers, *landing, *(chunk.request for chunk in room.chunks)):
             if not request.is_ended:
                 self._roster.fail(request, f"internal error while its step was planned: {defect}")
         room.close()
         self.trust_nothing()
+        self._desk.distrust()
 
     def trust_nothing(self) -> None:
-        """Let everyone compute again: what pages hold is not known, those of the prefix cache included."""
+        """Let everyone compute again: what pages hold is not known, those of the prefix cache included.
+
+        Pinned pages have not moved: what others were told of stays as it is.
+        """
         for request in (*self._roster.prefilling.snapshot(), *self._roster.decoding.snapshot()):
             self._roster.retract(request, keep=False)
+        for request in self._roster.receiving.snapshot():
+            if request.landing is None or not request.landing.is_told:
+                self._roster.retract(request, keep=False)
+        for request in self._roster.sending.snapshot():
+            self._roster.fail(request, "a step broke that may have moved its pages while they were read")
         self._sharing.distrust()

@@ -56,6 +56,9 @@ class Delay:
         return True
 
     def _may_come(self, room: StepRoom, now: float) -> bool:
+        first = self._roster.waiting.first()
+        if first is not None and first.route == "receive":  # it adds no prefill to any step
+            return True
         if room.chunks or not len(self._roster.decoding) or self._used_bytes() < self._rules.prefill_delay_low_bytes:
             return True
         if self._steps >= MOST_DELAY_STEPS or self._waiting_tokens() >= self._rules.prefill_delay_tokens:

@@ -36,6 +36,26 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class TierFigures:
+    """What the prefix cache's second level has done since the start, and what it has now."""
+
+    hit_tokens: int
+    """Of the prefix cache's hits, those that came from the host: the device alone would have had to compute them."""
+    lookups: dict[str, int]
+    """Admissions by what was said of the host: see `halocline.cache.tier.Verdict`."""
+    loads: int
+    loaded_bytes: int
+    written: int
+    """Boundaries that were written back."""
+    written_bytes: int
+    refused: int
+    """Boundaries that were not written back, because grants filled the host arena."""
+    nodes: int
+    cached_bytes: int
+    """Bytes of its pages that no load locks now: they can be evicted."""
+
+
+@dataclass(frozen=True, slots=True)
 class CacheFigures:
     """What the prefix cache has done since the start, and what it has now."""
 
@@ -57,6 +77,28 @@ class CacheFigures:
     """Nodes of the tree now."""
     cached_bytes: int
     """Bytes of pages that nobody locks now: they can be evicted."""
+    tier: TierFigures | None = None
+    """None without a host arena."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFigures:
+    """What the host arena holds now, and what retracted requests have done with it since the start."""
+
+    arena: ArenaFigures
+    """Running bytes are those of retracted requests, locked and cached ones the prefix cache's."""
+    copies: int
+    """Requests that wait with a copy."""
+    offloaded: int
+    """Retractions that left a copy."""
+    restored: int
+    """Returns from a copy, without computing again."""
+    refused: int
+    """Retractions whose copy would have been worth it and did not fit beside other copies."""
+    dropped: int
+    """Copies that were freed unread: their requests ended, found more in the prefix cache, or nothing was trusted."""
+    offloaded_bytes: int
+    loaded_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +114,14 @@ class SchedulerFigures:
     arena: ArenaFigures
     cache: CacheFigures | None = None
     """None where the prefix cache is off."""
+    host: HostFigures | None = None
+    """None without a host arena."""
+    absent: int = 0
+    """Of those that wait or were retracted, the ones that have no word of another worker yet."""
+    receiving: int = 0
+    sending: int = 0
 
     @property
     def running(self) -> int:
         """Requests that hold a slot and memory."""
-        return self.prefilling + self.decoding
+        return self.prefilling + self.decoding + self.receiving + self.sending

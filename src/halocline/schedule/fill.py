@@ -19,6 +19,8 @@ from halocline.schedule.delay import Delay
 from halocline.schedule.events import Reason
 from halocline.schedule.growth import Growth
 from halocline.schedule.holding import Holding
+from halocline.schedule.offload import HostDesk
+from halocline.schedule.receive import Receiving
 from halocline.schedule.request import Request
 from halocline.schedule.roster import Roster
 from halocline.schedule.rules import Rules
@@ -51,7 +53,15 @@ class Filler:
     """Chunks and admissions of one step."""
 
     def __init__(
-        self, arena: Arena, rules: Rules, gate: Gate, sharing: Sharing, roster: Roster, growth: Growth
+        self,
+        arena: Arena,
+        rules: Rules,
+        gate: Gate,
+        sharing: Sharing,
+        roster: Roster,
+        growth: Growth,
+        desk: HostDesk,
+        receiving: Receiving,
     ) -> None:
         self._arena = arena
         self._rules = rules
@@ -59,6 +69,8 @@ class Filler:
         self._sharing = sharing
         self._roster = roster
         self._growth = growth
+        self._desk = desk
+        self._receiving = receiving
         self._has_states = any(not pool.is_positional for pool in arena.layout.pools)
         self._delay = Delay(arena, rules, roster)
         self._known: Refused | None = None
@@ -137,34 +149,58 @@ class Filler:
         barred = self._barred(request, room) or self._refused_again(request)
         if barred is not None:
             return barred
-        candidate = self._gate.candidate(request)
+        if request.route == "receive":
+            return self._try_receive(request, room)
+        candidate = self._desk.candidate(request, self._gate)
         waits = self._waits_for_prefix(request, candidate)
         if waits is not None:
             return waits
         holding = self._sharing.open(request, candidate.entrance, candidate.demand)
-        if isinstance(holding, Refusal) and candidate.start and self._has_states and self._roster.running == 0:
+        copy = candidate.entrance.copy
+        may_cost_more = candidate.start and self._has_states and copy is None
+        if isinstance(holding, Refusal) and may_cost_more and self._roster.running == 0:
             candidate, holding = self._cheaper(request, candidate)
         if isinstance(holding, Refusal):
-            # What this step's chunks borrow is back when the step is over.
-            if self._arena.fits(holding.extra.minus(room.held_by_chunks)):
-                return self._step_room(room, holding)
-            self._known = Refused(request, holding.extra, *self._basis(request)) if self._roster.running else None
-            return self._refused(request, holding)
+            return self._no_room(request, holding, room)
+        if copy is not None:
+            self._desk.prepare(holding, copy)
         tokens, refusal = self._chunk(request, holding, candidate.start, room)
         if tokens == 0 or refusal is not None:
             self._sharing.leave(request, holding, keep=False)
             return self._step_room(room, refusal)
         self._sharing.entered(request, candidate.entrance)
+        self._desk.entered(request, copy)
         self._roster.admit(request, holding, candidate.start)
         self._growth.grant(request)
         return None
+
+    def _try_receive(self, request: Request, room: StepRoom) -> Reason | None:
+        """Admit a request whose prompt another worker computes: all its pages at once, and no chunk."""
+        candidate = self._receiving.candidate(request, self._gate)
+        holding = self._sharing.open(request, candidate.entrance, candidate.demand)
+        if isinstance(holding, Refusal):
+            return self._no_room(request, holding, room)
+        room.landings.append((request, self._receiving.enter(request, holding)))
+        self._sharing.entered(request, candidate.entrance)
+        self._roster.admit(request, holding, candidate.start)
+        self._growth.grant(request)
+        return None
+
+    def _no_room(self, request: Request, refusal: Refusal, room: StepRoom) -> Reason:
+        if self._arena.fits(refusal.extra.minus(room.held_by_chunks)):
+            return self._step_room(room, refusal)  # what this step's chunks borrow is back when the step is over
+        self._known = Refused(request, refusal.extra, *self._basis(request)) if self._roster.running else None
+        return self._refused(request, refusal)
 
     def _barred(self, request: Request, room: StepRoom) -> Reason | None:
         """Say why nobody like `request` may come in now, whatever it asks for."""
         slots = self._rules.max_running_requests
         if self._roster.running >= slots:
             return Reason("slots", f"{slots} requests are running, the most that max_running_requests allows")
-        if room.tokens_left == 0 and not request.retractions:  # whoever comes back may be short, and is asked
+        takes_chunk = request.route != "receive"
+        if (
+            room.tokens_left == 0 and takes_chunk and not request.retractions
+        ):  # who comes back may be short, and is asked
             return self._growth.short_reason(request) or self._step_room(room, None)
         return self._growth.short_reason(request)
 
@@ -221,7 +257,7 @@ class Filler:
 
     def _refused(self, request: Request, refusal: Refusal) -> Reason:
         if request.retractions and request is self._roster.most_senior():
-            self._growth.refuse(request, refusal.message)
+            self._growth.refuse(request, refusal)
         return Reason("memory", refusal.message)
 
     def _step_room(self, room: StepRoom, refusal: Refusal | None) -> Reason:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from operator import le
 
 from halocline.memory.arena import Arena
-from halocline.memory.demand import Demand, resident
+from halocline.memory.demand import Demand, resident, zero
 from halocline.memory.grant import Refusal
 from halocline.schedule.events import Reason
 from halocline.schedule.holding import Holding, Keeper
@@ -37,6 +37,8 @@ class Growth:
         self._refused: Request | None = None
         """Who was last refused an extension, or its return after a retraction."""
         self._refusal = ""
+        self.lacking = zero(len(arena.layout.pools))
+        """What was refused, beyond all that is held and promised."""
 
     def short(self) -> Request | None:
         """Return the most senior request if it was refused what it needs to go on, else None."""
@@ -50,10 +52,11 @@ class Growth:
             return None
         return Reason("senior-short", f"{short.id} is more senior and was refused memory: {self._refusal}")
 
-    def refuse(self, request: Request, message: str) -> None:
+    def refuse(self, request: Request, refusal: Refusal) -> None:
         """Note that the budget refused `request` an extension or its return, and in which words."""
         self._refused = request
-        self._refusal = message
+        self._refusal = refusal.message
+        self.lacking = refusal.extra
 
     def grant(self, request: Request) -> None:
         """Note that `request` got what it needed."""
@@ -110,7 +113,7 @@ class Growth:
         blocked = self.short_reason(request)
         if blocked is not None:
             reasons[request.id] = blocked
-            self._roster.retract(request)
+            self._roster.retract(request, offload=True)
             return False
         price = self._price(request, 1)
         answer = self._arena.extend(holding.grant, self._raised(holding, price))
@@ -134,16 +137,16 @@ class Growth:
         if victims is None:
             return refusal
         for victim in victims:
-            self._roster.retract(victim)
+            self._roster.retract(victim, offload=True)
         # Priced again: pages that a victim shared with the asker may be charged to the asker now.
         answer = self._arena.extend(holding.grant, self._raised(holding, price))
         return answer if isinstance(answer, Refusal) else None
 
     def _give_way(self, request: Request, refusal: Refusal) -> None:
         if request is not self._roster.most_senior():
-            self._roster.retract(request)
+            self._roster.retract(request, offload=True)
             return
-        self.refuse(request, refusal.message)
+        self.refuse(request, refusal)
         if self._roster.running == 1:
             self._roster.fail(
                 request,

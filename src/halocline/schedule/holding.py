@@ -130,6 +130,25 @@ class Keeper:
         for holding in takers:
             holding.page_until = self._page_until(holding)
 
+    def begin_at(self, holding: Holding, tokens: int) -> None:
+        """Let the table begin where position `tokens` first reads: what stands before is not the request's own."""
+        for pool, page_tokens, retention in self._windows:
+            begin = retention.first_needed(tokens) // page_tokens
+            gone = begin - holding.first_page[pool]
+            if gone > 0:
+                holding.handles[pool], holding.places[pool] = holding.handles[pool][gone:], holding.places[pool][gone:]
+                holding.first_page[pool] = begin
+        holding.slide_at = self._slide_at(holding)
+
+    def wanted_at(self, holding: Holding, tokens: int) -> Demand:
+        """Return the pages that a request lacks whose first `tokens` positions will stand there without a chunk."""
+        return Demand(
+            [
+                (-(-tokens // size) if size else 1) - first - len(handles)
+                for size, first, handles in zip(self._page_tokens, holding.first_page, holding.handles, strict=True)
+            ]
+        )
+
     def set_aside(self, holding: Holding) -> None:
         """Take the last new page of each state pool out of the table: a checkpoint goes there."""
         for pool, size in enumerate(self._page_tokens):

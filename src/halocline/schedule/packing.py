@@ -18,6 +18,7 @@ from halocline.schedule.holding import Holding
 from halocline.schedule.request import Request
 from halocline.step import Move, PoolTables, Segment, StepPlan
 
+NOWHERE: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 UNKNOWN = -1
 """Stands where a leap computes a token that is yet to be sampled."""
 
@@ -88,7 +89,7 @@ def _tables(layout: ArenaLayout, holdings: Sequence[Holding], chunked: int) -> t
         places = [holding.places[pool] for holding in holdings]
         tables.append(
             PoolTables(
-                np.concatenate(places),
+                np.concatenate(places) if places else NOWHERE.copy(),
                 _starts(list(map(len, places))),
                 _first_pages(holdings, pool),
                 _write_from(holdings, chunked, retention),

@@ -15,21 +15,25 @@ The price of a request is the same hot and cold; what locked pages cover of it, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from operator import sub
 
 import numpy as np
 
 from halocline.cache.keys import Key, common_granules
 from halocline.cache.lock import Lock
 from halocline.cache.match import Match
+from halocline.cache.tier import Hold, Tier
 from halocline.cache.tree import Tree
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
 from halocline.memory.demand import Demand, zero
-from halocline.memory.grant import NO_HANDLES, Handles, Refusal
-from halocline.memory.pool import CACHED, INDEX_MASK
+from halocline.memory.grant import NO_HANDLES, Handles, Move, Pin, Refusal
+from halocline.memory.host import HostArena, HostCopies, HostCosts
+from halocline.memory.pool import CACHED, INDEX_MASK, TRANSFER_CACHED
 from halocline.memory.retention import Full, State
 from halocline.schedule.chunk import Chunk
-from halocline.schedule.figures import CacheFigures
+from halocline.schedule.figures import CacheFigures, TierFigures
 from halocline.schedule.handover import Handover, key_of, lock_of
 from halocline.schedule.holding import Holding, Keeper
 from halocline.schedule.request import Request
@@ -41,11 +45,17 @@ from halocline.units import floor_to
 class Prefixes:
     """The one user of the tree: `Sharing` with pages that many read."""
 
-    def __init__(self, arena: Arena, keeper: Keeper) -> None:
+    def __init__(
+        self, arena: Arena, keeper: Keeper, host: HostArena | None = None, costs: HostCosts | None = None
+    ) -> None:
         self._arena = arena
         self._keeper = keeper
         self._nothing = zero(len(arena.layout.pools))
         self.tree = Tree(arena)
+        self.tier = None if host is None else Tier(self.tree, host, costs)
+        """The second level, where there is a host arena."""
+        self._loading: dict[str, tuple[Holding, Hold]] = {}
+        """By request: loads that no applied step has carried out."""
         self._handover = Handover(arena, keeper, self.tree)
         self._granule_tokens = arena.layout.granule_tokens
         pools = list(enumerate(arena.layout.pools))
@@ -53,7 +63,8 @@ class Prefixes:
         self._windows = [number for number, pool in pools if not isinstance(pool.retention, Full | State)]
         self._states = [number for number, pool in pools if isinstance(pool.retention, State)]
         self._lookups: dict[str, int] = {}
-        self._counts = dict.fromkeys(("looked_up", "hit", "shortened", "resumed", "waited"), 0)
+        self._verdicts: dict[str, int] = {}
+        self._counts = dict.fromkeys(("looked_up", "hit", "loaded", "shortened", "resumed", "waited"), 0)
         self._evicted = [0] * len(pools)
         self.changes = 0
         """Locks and insertions let others pay less: what is locked already costs them nothing. Locks that end and
@@ -64,6 +75,16 @@ class Prefixes:
     def entrance(self, request: Request, fits_alone: FitsAlone) -> Entrance:
         """Return the longest cached boundary whose whole life an empty arena holds beside the floor."""
         found = self.tree.match(key_of(request))
+        hot = self._hot(found, fits_alone)
+        if self.tier is None:
+            return hot
+        offer = self.tier.offer(found)
+        if offer.verdict == "host" and fits_alone(offer.boundary_tokens, self._nothing):
+            return Entrance(offer.boundary_tokens, found, offer=offer)
+        return replace(hot, offer=offer)
+
+    def _hot(self, found: Match, fits_alone: FitsAlone) -> Entrance:
+        # On the device alone.
         for start in self._boundaries(found):
             if start == 0 or fits_alone(start, self.tree.hot_demand(start, self._nothing)):
                 return Entrance(start, found)
@@ -95,7 +116,9 @@ class Prefixes:
     def open(self, request: Request, entrance: Entrance, demand: Demand) -> Holding | Refusal:
         """Lock what resuming at the entrance reads and reserve the rest of `demand`; refused, nothing has changed."""
         assert entrance.found is not None, f"{request.id} enters without having asked the tree"
-        lock = self.tree.lock(entrance.found, entrance.start, request.id, demand, hand_over=entrance.hands_over)
+        # What comes from a copy on the host is not the tree's to lock: then only its full pages are.
+        boundary = 0 if entrance.copy is not None or entrance.loads else entrance.start
+        lock = self.tree.lock(entrance.found, boundary, request.id, demand, hand_over=entrance.hands_over)
         if isinstance(lock, Refusal):
             return lock
         self.changes += 1
@@ -109,6 +132,10 @@ class Prefixes:
         for pool in self._states:
             holding.handles[pool] = lock.handed[pool].copy()
         holding.places = [self._arena.physical(pool, handles) for pool, handles in enumerate(holding.handles)]
+        if self.tier is not None and entrance.offer is not None and entrance.loads:
+            for pool in self._windows:  # its own pages begin where those that are loaded do
+                holding.first_page[pool] = self.tree.first_page(pool, entrance.start)
+            self._loading[request.id] = holding, self.tier.hold(entrance.offer, request.id, lock.full_tokens)
         self._keeper.refresh(holding)
         return holding
 
@@ -124,6 +151,10 @@ class Prefixes:
         counts["waited"] += request.waits > 0
         counts["looked_up"] += len(request.history)
         counts["hit"] += entrance.start
+        if entrance.offer is not None:
+            verdict = entrance.offer.verdict
+            self._verdicts[verdict] = self._verdicts.get(verdict, 0) + 1
+            counts["loaded"] += entrance.start - entrance.offer.device_tokens if entrance.loads else 0
         self._lookups[found.reason] = self._lookups.get(found.reason, 0) + 1
 
     # ---- what a lock covers
@@ -151,9 +182,11 @@ class Prefixes:
         """Return what can be granted anew when all of `requests` leave: grants, and pages that only they lock.
 
         A window page counts with the one it is charged to: either nobody else locks it, or its next payer's promise
-        falls by one. A full page counts when everyone whose path leads over it leaves.
+        falls by one. A full page counts when everyone whose path leads over it leaves. No page counts that a pin keeps.
         """
         pages = list(granted(self._nothing, requests))
+        if self._arena.pins.open:
+            pages = list(map(sub, pages, self._pinned(requests)))
         lockers: dict[int, int] = {}
         nodes = {}
         checkpoints: list[Handles] = []
@@ -165,13 +198,37 @@ class Prefixes:
                 nodes[node.id] = node
                 lockers[node.id] = lockers.get(node.id, 0) + 1
             for pool in self._states:
-                pages[pool] += self._only_locked_by(pool, lock.pages[pool], checkpoints)
+                alone = self._only_locked_by(pool, lock.pages[pool], checkpoints)
+                pages[pool] += alone and alone - self._arena.count_pinned(pool, lock.pages[pool])
         for node_id, count in lockers.items():
             for pool, _ in self._full:
                 handles = nodes[node_id].pages[pool]
                 if len(handles) and self.tree.forest.books[pool].lockers[handles[0] & INDEX_MASK] == count:
-                    pages[pool] += len(handles)
+                    pages[pool] += len(handles) - self._arena.count_pinned(pool, handles)
         return Demand(pages)
+
+    def _pinned(self, requests: Sequence[Request]) -> list[int]:
+        # Per pool: what of grants and charges of these requests pins keep when all of them leave. A window page that
+        # somebody else locks on is not kept by its pin: that one pays for it from then on.
+        pages = [0] * len(self._nothing)
+        holdings = list(map(holding_of, requests))
+        full = dict(self._full)
+        for pool in range(len(pages)):
+            size, leaving, charged = full.get(pool), NO_HANDLES, NO_HANDLES
+            for holding in holdings:
+                lock, handles = lock_of(holding), holding.handles[pool]
+                shared = lock.full_tokens // size if size is not None else len(lock.pages[pool])
+                own = handles if pool in self._states else handles[shared:]
+                pages[pool] += self._arena.count_pinned(pool, own)
+                if pool in self._windows:
+                    charge = self.tree.forest.books[pool].charge[lock.pages[pool] & INDEX_MASK]
+                    leaving = np.concatenate((leaving, lock.pages[pool]))
+                    charged = np.concatenate((charged, lock.pages[pool][charge == lock.id]))
+            if len(charged):
+                lockers = self.tree.forest.books[pool].lockers[charged & INDEX_MASK]
+                going = (leaving[:, None] == charged[None, :]).sum(axis=0)
+                pages[pool] += self._arena.count_pinned(pool, charged[lockers == going])
+        return pages
 
     def _only_locked_by(self, pool: int, handles: Handles, seen: list[Handles]) -> int:
         # A checkpoint counts when the last of its lockers is met.
@@ -195,6 +252,10 @@ class Prefixes:
         for holding in holdings if self._states else ():
             self.tree.drop_states(lock_of(holding))
         self.changes += self._handover.advance(moved, holdings)
+        for request, holding in zip(moved, holdings, strict=True) if self._loading else ():
+            _, hold = self._loading.pop(request.id, (None, None))
+            if self.tier is not None and hold is not None:
+                self.tier.arrive(hold, lock_of(holding), key_of(request))
         for request, holding in zip(moved, holdings, strict=True):
             if any(lock_of(holding).owed):
                 self.tree.locks.pay(lock_of(holding))
@@ -206,12 +267,28 @@ class Prefixes:
         """Give the tree what `request` has computed, if it is to be kept; then end its lock and its grant."""
         lock = lock_of(holding)
         self.changes += 1
-        if keep and request.computed > lock.resumed_tokens:
+        _, hold = self._loading.pop(request.id, (None, None))
+        if self.tier is not None and hold is not None:  # what it begins with has not been loaded yet
+            self.tier.end(hold)
+        elif keep and request.computed > lock.resumed_tokens:
             self._handover.finish(request, holding)
         elif not request.is_running:
             self._handover.undo(request, holding)
         self.tree.close(lock)
         self._keeper.close(holding)
+
+    def pass_to(self, holding: Holding, tokens: int) -> None:
+        """End the locks of the checkpoint and of the window pages that position `tokens` does not read."""
+        self.tree.pass_to(lock_of(holding), tokens)
+
+    def unpin(self, pin: Pin) -> None:
+        """End a pin: pages of the tree that only it has kept are evictable."""
+        loose = []
+        for pool, handles in zip(self._arena.pools, pin.handles, strict=True):
+            index = handles & INDEX_MASK
+            loose.append(handles[(pool.state[index] == TRANSFER_CACHED) & (pool.claims[index] == 1)])
+        self._arena.unpin(pin)
+        self.tree.loosened(loose)
 
     def next_stop(self, request: Request, holding: Holding, start: int) -> Stop:
         """Return the next boundary at which states are worth a checkpoint, else the end of the history.
@@ -245,12 +322,23 @@ class Prefixes:
 
     # ---- the arena's word
 
-    def forget(self, evicted: Sequence[Handles]) -> None:
-        """Take pages that a commit evicted out of the tree, before anything else is asked of it."""
-        if any(map(len, evicted)):
-            self.changes += bool(self._states)
-            for pool, (died, beyond) in enumerate(zip(evicted, self.tree.forget(evicted), strict=True)):
-                self._evicted[pool] += len(died) + len(beyond)
+    def forget(self, evicted: Sequence[Handles], moves: Sequence[Move]) -> None:
+        """Take pages that a commit evicted out of the tree, before anything else is asked of it.
+
+        What of them is worth it is written back to the second level, as work of the step that this commit is of.
+        """
+        if not any(map(len, evicted)):
+            return
+        if self.tier is None:
+            self._count_dead(evicted, self.tree.forget(evicted))
+        else:
+            self._count_dead(evicted, self.tier.forget(evicted, moves))
+            self.changes += 1  # who resumes later asks for less
+
+    def _count_dead(self, evicted: Sequence[Handles], beyond: Sequence[Handles]) -> None:
+        self.changes += bool(self._states)
+        for pool, (died, more) in enumerate(zip(evicted, beyond, strict=True)):
+            self._evicted[pool] += len(died) + len(more)
 
     def distrust(self) -> None:
         """Evict everything that is cached: its pages may have been moved half way. Nobody locks anything any more."""
@@ -259,7 +347,27 @@ class Prefixes:
             handles: Handles = pool.handle_of[np.flatnonzero(pool.state == CACHED)]
             self._arena.evict(number, handles)
             died.append(handles)
-        self.forget(died)
+        self._count_dead(died, self.tree.forget(died))  # nothing of it is worth writing back
+
+    # ---- the second level
+
+    def host_loads(self) -> tuple[HostCopies, ...]:
+        """Return what those who have just come in begin with, from the host to their own pages."""
+        work: list[HostCopies] = []
+        for holding, hold in self._loading.values():
+            if self.tier is not None and not hold.is_planned:
+                work += self.tier.loads(hold, list(zip(holding.first_page, holding.places, strict=True)))
+        return tuple(work)
+
+    def host_evicted(self, evicted: Sequence[Handles]) -> None:
+        """Forget pages of the host arena that gave way to copies of others."""
+        if self.tier is not None:
+            self.tier.host_evicted(evicted)
+
+    def host_distrust(self) -> None:
+        """Keep nothing on the host: it may not have been copied."""
+        if self.tier is not None:
+            self.tier.distrust()
 
     # ---- what others may ask
 
@@ -276,11 +384,28 @@ class Prefixes:
             evicted_pages=tuple(self._evicted),
             nodes=len(self.tree.forest.nodes),
             cached_bytes=self._arena.figures().cached_bytes,
+            tier=self._tier_figures(),
+        )
+
+    def _tier_figures(self) -> TierFigures | None:
+        if self.tier is None:
+            return None
+        counts = self.tier.counts
+        return TierFigures(
+            hit_tokens=self._counts["loaded"],
+            lookups=dict(self._verdicts),
+            loads=counts.loads,
+            loaded_bytes=counts.loaded_bytes,
+            written=counts.written,
+            written_bytes=counts.written_bytes,
+            refused=counts.refused,
+            nodes=len(self.tier.tree.forest.nodes),
+            cached_bytes=self.tier.arena.figures().cached_bytes,
         )
 
     def audit(self) -> list[Violation]:
-        """Recount the tree from scratch."""
-        return self.tree.audit()
+        """Recount the tree from scratch, and its second level."""
+        return self.tree.audit() if self.tier is None else [*self.tree.audit(), *self.tier.audit()]
 
     # ---- small things
 

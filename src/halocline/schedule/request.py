@@ -5,18 +5,26 @@
                            |  '--admit--- retracted <--'        (pages dropped; comes back by recomputing)
                            '----------------^
 
+A prompt that another worker computes, and one that is computed for another worker (`route`), go other ways:
+
+    waiting --admit--> receiving --all pages landed--> decoding        or back to waiting when the attempt is lost
+    waiting --admit--> prefilling --last chunk--> sending --released--> finished                or when it is revoked
+
 Every unfinished state also leads to `finished` (an abort) and to `failed`. The scheduler is the only writer.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from enum import Enum
 
 from halocline.cache.keys import Key
 from halocline.errors import InvariantError
+from halocline.memory.grant import Handles, Pin
 from halocline.schedule.events import Arrive
 from halocline.schedule.holding import Holding
+from halocline.step import Sampled
 
 
 class State(Enum):
@@ -25,6 +33,8 @@ class State(Enum):
     WAITING = "waiting"
     PREFILLING = "prefilling"
     DECODING = "decoding"
+    RECEIVING = "receiving"
+    SENDING = "sending"
     RETRACTED = "retracted"
     FINISHED = "finished"
     FAILED = "failed"
@@ -32,10 +42,12 @@ class State(Enum):
 
 ENDS = frozenset({State.FINISHED, State.FAILED})
 TRANSITIONS: dict[State, frozenset[State]] = {
-    State.WAITING: frozenset({State.PREFILLING}) | ENDS,
-    State.PREFILLING: frozenset({State.DECODING, State.RETRACTED}) | ENDS,
+    State.WAITING: frozenset({State.PREFILLING, State.RECEIVING}) | ENDS,
+    State.PREFILLING: frozenset({State.DECODING, State.SENDING, State.RETRACTED, State.WAITING}) | ENDS,
     State.DECODING: frozenset({State.RETRACTED}) | ENDS,
-    State.RETRACTED: frozenset({State.PREFILLING}) | ENDS,
+    State.RETRACTED: frozenset({State.PREFILLING, State.RECEIVING}) | ENDS,
+    State.RECEIVING: frozenset({State.DECODING, State.RETRACTED, State.WAITING}) | ENDS,
+    State.SENDING: frozenset({State.RETRACTED, State.WAITING}) | ENDS,
     State.FINISHED: frozenset(),
     State.FAILED: frozenset(),
 }
@@ -45,24 +57,48 @@ STORY_LINES = 16
 """How many transitions a request remembers for an error report; bounded, because retractions are not."""
 
 
+@dataclass(slots=True, eq=False)
+class Landing:
+    """Pages of a receiving request into which another worker's KV is written. Written by `Receiving` only."""
+
+    start_tokens: int
+    """What this worker has of the prompt already."""
+    first_page: tuple[int, ...]
+    """Per pool: the index within the request of the first page that lands."""
+    handles: tuple[Handles, ...]
+    """Per pool."""
+    pin: Pin
+    """Of the whole table."""
+    is_told: bool = False
+    """Whether the other worker may have been told, so that somebody may be writing."""
+    is_revoked: bool = False
+    """Whether it was asked back for a more senior request."""
+
+
 class Request:
     """What the scheduler knows of one request. All counts are in tokens; a position is an index into `history`."""
 
     __slots__ = (
         "arrival",
+        "attempt",
         "computed",
         "end",
+        "first",
         "high_water",
         "history",
         "holding",
         "id",
+        "is_announced",
+        "is_called",
         "key",
+        "landing",
         "namespace",
         "params",
         "prefix",
         "prompt_tokens",
         "resumed_at",
         "retractions",
+        "route",
         "seed",
         "state",
         "stops",
@@ -100,6 +136,18 @@ class Request:
         self.resumed_at = self.prompt_tokens
         """Length of `history` at the last admission: what the prefill has to compute."""
         self.retractions = 0
+        self.is_announced = False
+        """Whether its first admission was told."""
+        self.route = event.route
+        """Where its prompt is computed and its answer given. What has landed goes on as `here`."""
+        self.is_called = event.route == "here"
+        """Whether it may be admitted: another worker's word that it needs is there."""
+        self.attempt = -1
+        """The present or last attempt at a transfer."""
+        self.landing: Landing | None = None
+        """While it receives, and its pages are committed."""
+        self.first: Sampled | None = None
+        """The first output token of a prompt that was computed for another worker, until it is passed on."""
         self.waits = 0
         """Steps that it has waited for a prefix which another request computes."""
         self.story: deque[str] = deque([f"arrived with {self.prompt_tokens} prompt tokens"], maxlen=STORY_LINES)

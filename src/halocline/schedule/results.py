@@ -93,8 +93,10 @@ class Results:
             self._moved.append(request)
 
     def _take_chunk(self, chunk: Chunk, sampled: Tokens, failures: Failures) -> None:
-        request, holding = chunk.request, chunk.request.holding
-        if holding is None or request.id in failures:
+        request = chunk.request
+        if request.state is not State.PREFILLING:
+            return  # aborted, or revoked by the worker it was computed for
+        if request.id in failures:
             self._no_token(request, failures)
             return
         self._roster.totals.recomputed_tokens += max(0, min(chunk.end, request.high_water) - chunk.start)
@@ -105,8 +107,20 @@ class Results:
         request.computed = chunk.end
         self._moved.append(request)
         if samples and got is not None:
+            if request.route == "send":
+                self._roster.start_sending(request, got)
+                return
             self._roster.start_decoding(request)
             self._receive(request, got)
+
+    def take_first(self, request: Request, got: Sampled) -> None:
+        """Take the first token of a request whose prompt another worker has computed, and that decodes from now on."""
+        self._moved.append(request)
+        try:
+            self._receive(request, got)
+        finally:
+            self._settle()
+        self._roster.totals.output_tokens += 1
 
     def _receive(self, request: Request, got: Sampled) -> None:
         """Append a token; if it was the last one, the request ends when the step has been settled."""

@@ -20,6 +20,7 @@ from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
 from halocline.memory.demand import floor_demand
 from halocline.memory.grant import Refusal
+from halocline.memory.host import HostArena
 from halocline.schedule.admission import Gate
 from halocline.schedule.audit import audit
 from halocline.schedule.chunk import FLOOR_OWNER, StepRoom
@@ -30,12 +31,16 @@ from halocline.schedule.fill import Filler
 from halocline.schedule.growth import Growth
 from halocline.schedule.holding import Keeper
 from halocline.schedule.leap import leap_tokens
+from halocline.schedule.offload import HostDesk
 from halocline.schedule.prefixes import Prefixes
+from halocline.schedule.receive import Receiving
 from halocline.schedule.request import Request, State
 from halocline.schedule.results import Results
 from halocline.schedule.roster import Roster
 from halocline.schedule.rules import Rules
+from halocline.schedule.send import Sending
 from halocline.schedule.sharing import Alone, Sharing
+from halocline.schedule.transfer import Transfers
 from halocline.step import StepPlan, StepResult
 
 __all__ = ["Rules", "Scheduler"]
@@ -44,8 +49,10 @@ __all__ = ["Rules", "Scheduler"]
 class Scheduler:
     """Decides who runs next, and how far, on one arena."""
 
-    def __init__(self, arena: Arena, rules: Rules) -> None:
-        """Take the floor out of an arena. Raises ConfigError when arena and rules cannot serve a single request."""
+    def __init__(self, arena: Arena, rules: Rules, host: HostArena | None = None) -> None:
+        """Take the floor out of an arena; `host` keeps what does not fit it. Raises ConfigError when arena and rules
+        cannot serve a single request.
+        """
         self._arena = arena
         self._rules = rules
         granule = arena.layout.granule_tokens
@@ -55,18 +62,27 @@ class Scheduler:
         if isinstance(floor, Refusal):
             raise ConfigError([f"the arena cannot hold even the floor of one granule: {floor.message}"])
         self._floor = floor
+        self._whole_floor = floor.demand
         self._keeper = Keeper(arena, rules.lookahead_tokens)
-        self._sharing: Sharing = Prefixes(arena, self._keeper) if rules.prefix_cache else Alone(arena, self._keeper)
+        self._sharing: Sharing = (
+            Prefixes(arena, self._keeper, host, rules.host_costs) if rules.prefix_cache else Alone(arena, self._keeper)
+        )
         self._gate = Gate(arena, rules, floor.demand, self._sharing)
         refusal = self._gate.shortest_refusal()
         if refusal is not None:
             raise ConfigError([f"the arena is too small for any request: {refusal}"])
-        self._roster = Roster(self._sharing)
+        self._desk = HostDesk(arena, self._keeper, self._sharing, host, rules.host_costs)
+        self._roster = Roster(self._sharing, self._desk)
         self._growth = Growth(arena, self._keeper, self._roster, self._sharing)
         self._results = Results(self._sharing, self._roster, self._gate.lengths)
+        receiving = Receiving(arena, self._keeper, self._sharing, self._roster, self._growth, self._results)
+        sending = Sending(arena, self._sharing, self._roster)
+        self._transfers = Transfers(arena, self._roster, receiving, sending)
         self._eos = frozenset(rules.eos_token_ids)
-        self._committer = Committer(arena, self._keeper, self._sharing, self._roster)
-        self._filler = Filler(arena, rules, self._gate, self._sharing, self._roster, self._growth)
+        self._committer = Committer(arena, self._keeper, self._sharing, self._roster, self._desk)
+        self._filler = Filler(
+            arena, rules, self._gate, self._sharing, self._roster, self._growth, self._desk, receiving
+        )
         self._reasons: dict[str, Reason] = {}
         self._outstanding: Outstanding | None = None
 
@@ -78,6 +94,10 @@ class Scheduler:
             self._roster.outbox.append(self._arrive(event))
         elif isinstance(event, Abort):
             self._abort(event)
+        else:
+            self._transfers.handle(event)
+        self._transfers.prune()
+        self._restore_floor()
         return self.take_updates()
 
     def take_updates(self) -> tuple[Update, ...]:
@@ -98,7 +118,7 @@ class Scheduler:
     def _refuse(self, event: Arrive) -> Rejected | None:
         if event.request_id in self._roster.live:
             return Rejected(event.request_id, f"request {event.request_id!r} exists already")
-        waiting = len(self._roster.waiting)
+        waiting = self.waiting
         if waiting >= self._rules.max_waiting_requests:
             message = f"{waiting} requests wait already, and max_waiting_requests is that; try again later"
             return Rejected(event.request_id, message, None, "overloaded")
@@ -144,6 +164,7 @@ class Scheduler:
                 return plan
 
     def _plan(self, now: float, most_tokens: int) -> StepPlan | None:
+        self._restore_floor()
         tokens = leap_tokens(max(1, most_tokens), self._roster, self._filler, self._rules)
         self._reasons.clear()
         leap = self._growth.reserve_leap(tokens) if tokens > 1 else None
@@ -156,11 +177,19 @@ class Scheduler:
         room = StepRoom(self._arena, self._floor, self._rules.step_tokens - len(decodes) * tokens)
         try:
             self._filler.fill(room, self._reasons, now)
-            if decodes or room.chunks:
+            if decodes or room.chunks or room.landings or self._arena.awaits_commit or self._desk.has_work:
                 self._outstanding = self._committer.commit(decodes, tokens, served, room)
+            self._transfers.committed(room)
         except Exception as defect:
+            self._outstanding = None
             self._committer.abandon([request for request, _ in served], room, defect)
             raise
+        self._transfers.revoke()
+        self._transfers.prune()
+        if self._outstanding is not None and not self._outstanding.plan.has_work:
+            self._outstanding = None  # there is nothing to carry out and to wait for
+            room.close()
+            self._transfers.tell()
         return None if self._outstanding is None else self._outstanding.plan
 
     # --- results
@@ -173,6 +202,7 @@ class Scheduler:
             raise InvariantError([f"a result of step {result.step} came, the outstanding one is {expected}"])
         self._results.take(step.decodes, step.room.chunks, result, step.decode_tokens)
         self._outstanding = None  # not before: when a result breaks, `fail_step` still finds its step
+        self._transfers.applied(step.room)
         self._close_step(step)
         return self.take_updates()
 
@@ -187,19 +217,30 @@ class Scheduler:
             return self.take_updates()
         self._outstanding = None
         for request in step.requests:
-            if not request.is_ended:
+            if request.is_running:  # neither aborted nor revoked meanwhile
                 self._roster.fail(request, message)
-        if step.plan.moves:
+        if step.plan.moves or step.plan.loads:  # who left meanwhile may have left pages to others that were not loaded
             self._committer.trust_nothing()
+        if step.plan.offloads:
+            self._desk.distrust()
+        self._transfers.tell()
         self._close_step(step)
         return self.take_updates()
 
     def _close_step(self, step: Outstanding) -> None:
         step.room.close()
+        self._desk.applied()
         totals = self._roster.totals
         totals.steps += 1
         totals.moves += len(step.plan.moves)
         totals.computed_tokens += len(step.plan.token_ids)
+        self._transfers.prune()
+        self._restore_floor()
+
+    def _restore_floor(self) -> None:
+        """Make the floor whole again: a pinned page that was borrowed from it has left with its bytes."""
+        if self._floor.demand != self._whole_floor:
+            self._arena.extend(self._floor, self._whole_floor)  # refused while these bytes are in use
 
     # --- what others may ask
 
@@ -211,7 +252,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """How many requests wait, retracted ones included."""
-        return len(self._roster.waiting)
+        return len(self._roster.waiting) + len(self._roster.absent)
 
     @property
     def totals(self) -> Totals:
@@ -225,7 +266,7 @@ class Scheduler:
         """
         head = self._roster.waiting.first()
         if head is None:
-            return None
+            return next((reason for _, reason in self._transfers.reasons()), None)
         queued = Reason("queue", "it came after the last step was planned")
         return self._reasons.get(head.id) or self._growth.short_reason(head) or queued
 
@@ -237,20 +278,25 @@ class Scheduler:
             if request.id not in reasons:
                 queued = Reason("queue", f"{before} more senior requests wait before it for the next step")
                 reasons[request.id] = self._growth.short_reason(request) or slots or queued
+        reasons.update(self._transfers.reasons())
         return {name: reason for name, reason in reasons.items() if name in self._roster.live}
 
     def figures(self) -> SchedulerFigures:
         """Return counts and bytes of this moment."""
         roster = self._roster
-        retracted = sum(request.state is State.RETRACTED for request in roster.waiting)
+        retracted = sum(request.state is State.RETRACTED for request in (*roster.waiting, *roster.absent))
         return SchedulerFigures(
-            waiting=len(roster.waiting) - retracted,
+            waiting=self.waiting - retracted,
+            absent=len(roster.absent),
+            receiving=len(roster.receiving),
+            sending=len(roster.sending),
             prefilling=len(roster.prefilling),
             decoding=len(roster.decoding),
             retracted=retracted,
             totals=replace(roster.totals),
             arena=self._arena.figures(),
             cache=self._sharing.figures(),
+            host=self._desk.figures(),
         )
 
     def audit(self) -> list[Violation]:
@@ -259,4 +305,10 @@ class Scheduler:
         busy = None if step is None else frozenset(request.id for request in step.requests)
         known = self._keeper.is_current
         found = audit(self._arena, self._roster, self._rules, self._floor, busy, places_known=known)
-        return [*self._committer.violations, *found, *self._sharing.audit()]
+        return [
+            *self._committer.violations,
+            *found,
+            *self._transfers.audit(),
+            *self._sharing.audit(),
+            *self._desk.audit(self._roster.live),
+        ]

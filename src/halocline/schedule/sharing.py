@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from halocline.cache.match import Match
+from halocline.cache.tier import Offer
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
 from halocline.memory.demand import Demand, zero
-from halocline.memory.grant import Handles, Refusal
+from halocline.memory.grant import Handles, Move, Pin, Refusal
+from halocline.memory.host import HostCopies, HostCopy
 from halocline.schedule.chunk import Chunk
 from halocline.schedule.figures import CacheFigures
 from halocline.schedule.holding import Holding, Keeper
@@ -34,6 +36,20 @@ class Entrance:
     """What the prefix cache has of it; None without one."""
     hands_over: bool = False
     """Whether a checkpoint becomes its working state, because there is no room for a copy beside it."""
+    copy: HostCopy | None = None
+    """What the host arena has of it: then all that the cache lacks comes from there, up to `start`."""
+    offer: Offer | None = None
+    """What the second level of the cache has of it beyond the device; None without one."""
+
+    @property
+    def loads(self) -> bool:
+        """Whether the second level's pages are loaded, so that computing starts where they end."""
+        return (
+            self.copy is None
+            and self.offer is not None
+            and self.offer.verdict == "host"
+            and self.start == self.offer.boundary_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +100,15 @@ class Sharing(Protocol):
         ...
 
     def given_back(self, requests: Sequence[Request]) -> Demand:
-        """Return the pages that can be granted anew when all of `requests` leave, together."""
+        """Return the pages that can be granted anew when all of `requests` leave, together: none that a pin keeps."""
+        ...
+
+    def pass_to(self, holding: Holding, tokens: int) -> None:
+        """Let go of what was locked for computing on, and of window pages that position `tokens` does not read."""
+        ...
+
+    def unpin(self, pin: Pin) -> None:
+        """End a pin of pages that requests hold or have left."""
         ...
 
     def next_stop(self, request: Request, holding: Holding, start: int) -> Stop:
@@ -103,12 +127,24 @@ class Sharing(Protocol):
         """End what `request` holds; `keep` says that others may use what it has computed."""
         ...
 
-    def forget(self, evicted: Sequence[Handles]) -> None:
-        """Be told of the cached pages that a commit evicted, before anything else is asked."""
+    def forget(self, evicted: Sequence[Handles], moves: Sequence[Move]) -> None:
+        """Be told of the cached pages that a commit evicted, before anything else is asked, and of its moves."""
         ...
 
     def distrust(self) -> None:
         """Keep nothing of what is cached: it may have been moved half way. Nobody holds anything any more."""
+        ...
+
+    def host_loads(self) -> tuple[HostCopies, ...]:
+        """Return what this step loads from the host arena for the cache, now that all pages are committed."""
+        ...
+
+    def host_evicted(self, evicted: Sequence[Handles]) -> None:
+        """Be told of cached pages of the host arena that gave way, before anything else is asked."""
+        ...
+
+    def host_distrust(self) -> None:
+        """Keep nothing of what is cached in the host arena: it may not have been copied."""
         ...
 
     def figures(self) -> CacheFigures | None:
@@ -125,6 +161,7 @@ class Alone:
 
     def __init__(self, arena: Arena, keeper: Keeper) -> None:
         self.changes = 0
+        self._arena = arena
         self._keeper = keeper
         self._nothing = zero(len(arena.layout.pools))
 
@@ -157,8 +194,19 @@ class Alone:
         return self._nothing
 
     def given_back(self, requests: Sequence[Request]) -> Demand:
-        """All their grants."""
-        return granted(self._nothing, requests)
+        """All their grants, but what pins keep."""
+        pages = list(granted(self._nothing, requests))
+        for holding in map(holding_of, requests):
+            for pool, handles in enumerate(holding.handles):
+                pages[pool] -= self._arena.count_pinned(pool, handles)
+        return Demand(pages)
+
+    def pass_to(self, holding: Holding, tokens: int) -> None:
+        """Nothing is locked."""
+
+    def unpin(self, pin: Pin) -> None:
+        """Pages that nobody holds any more are free."""
+        self._arena.unpin(pin)
 
     def next_stop(self, request: Request, holding: Holding, start: int) -> Stop:
         """The end of its history."""
@@ -183,12 +231,23 @@ class Alone:
         del request, keep
         self._keeper.close(holding)
 
-    def forget(self, evicted: Sequence[Handles]) -> None:
+    def forget(self, evicted: Sequence[Handles], moves: Sequence[Move]) -> None:
         """Nothing is cached here; pages that another owner keeps in the arena are that one's business."""
-        del evicted
+        del evicted, moves
 
     def distrust(self) -> None:
         """Nothing is cached."""
+
+    def host_loads(self) -> tuple[HostCopies, ...]:
+        """Nothing is."""
+        return ()
+
+    def host_evicted(self, evicted: Sequence[Handles]) -> None:
+        """Nothing is cached there either."""
+        del evicted
+
+    def host_distrust(self) -> None:
+        """Nothing is cached there either."""
 
     def figures(self) -> CacheFigures | None:
         """There is no cache."""

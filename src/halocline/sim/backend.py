@@ -78,6 +78,8 @@ class Stopwatch:
 
 def leap_of(plan: StepPlan) -> int:
     """Return how many tokens every decode of `plan` computes: above 1 in a leap only, and a leap has no chunks."""
+    if not plan.segments:
+        return 1
     first = plan.segments[0]
     return first.tokens if first.is_leap else 1
 

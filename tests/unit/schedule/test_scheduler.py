@@ -658,7 +658,7 @@ def test_while_the_senior_waits_to_return_juniors_get_nothing_new() -> None:
     made.run_until(lambda: made.retractions > 0)
     assert state_of(made, "second") is State.RETRACTED
     second = made.scheduler._roster.live["second"]
-    made.scheduler._growth.refuse(second, "13 pages")
+    made.scheduler._growth.refuse(second, Refusal("memory", Demand((13, 0)), 1, "13 pages"))
     made.abort("first")
     assert made.scheduler._growth.short() is second
     made.arrive("third", 4, 4)
