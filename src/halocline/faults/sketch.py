@@ -1,0 +1,184 @@
+"""What a world of workers is drawn from: one seed, and nothing else. A sketch is only data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lcm
+from random import Random
+
+from halocline.disagg.network import Weather
+from halocline.memory.budget import Budget
+from halocline.memory.demand import floor_demand, resident
+from halocline.memory.layout import ArenaLayout, PoolLayout
+from halocline.memory.retention import Chunked, Full, Retention, Sliding, State, describe
+from halocline.params import SamplingParams
+from halocline.schedule.rules import Admission, Rules
+
+VOCAB = 97
+UNIT_BYTES = 64
+LEASE_SECONDS = 2.0
+LATENCY_SECONDS = 0.01
+Text = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSketch:
+    """One worker, through all its lives."""
+
+    address: str
+    layout: ArenaLayout
+    rules: Rules
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One who asks a worker, which lets another one compute the prompt, or does so itself."""
+
+    name: str
+    seconds: float
+    worker: str
+    prefill_at: str
+    """Empty: the worker computes the prompt itself."""
+    prompt: Text
+    params: SamplingParams
+    priority: int
+    abort_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """One world before anything happens in it."""
+
+    seed: int
+    retentions: tuple[Retention, ...]
+    workers: tuple[WorkerSketch, ...]
+    clients: tuple[Client, ...]
+    weather: Weather
+    eos_token_ids: tuple[int, ...]
+
+    def describe(self) -> list[str]:
+        """Return the world in a few lines."""
+        lines = [
+            f"{each.address}: {each.layout.slabs} slabs, "
+            + ", ".join(
+                f"{pool.name} ({pool.page_tokens} a page, {pool.pages_per_slab} a slab)" for pool in each.layout.pools
+            )
+            + f", cache {'on' if each.rules.prefix_cache else 'off'}, {each.rules.max_running_requests} slots, "
+            f"{' '.join(map(str, each.rules.admission))}, reserve {each.rules.decode_reserve_tokens}"
+            for each in self.workers
+        ]
+        return [*lines, f"{len(self.clients)} clients; {self.weather}"]
+
+
+def draw(seed: int) -> Sketch:
+    """Return the world of a seed."""
+    random = Random(seed)
+    longest = random.choice((16, 24, 32, 48))
+    retentions = _retentions(random)
+    eos = tuple(random.sample(range(VOCAB), random.choice((0, 0, 2))))
+    shared = _pools(random, retentions) if random.random() < 0.6 else None
+    workers = []
+    for address in ("p0", "p1", "d0", "d1")[random.choice((0, 1, 1)) :][: random.choice((3, 4))]:
+        pools = shared or _pools(random, retentions)
+        rules = _rules(random, longest, max((p.page_tokens for p in pools if p.is_positional), default=1), eos)
+        workers.append(WorkerSketch(address, _arena(random, pools, rules, longest), rules, random.choice((0.02, 0.1))))
+    return Sketch(
+        seed, retentions, tuple(workers), _clients(random, longest, [w.address for w in workers]), _weather(random), eos
+    )
+
+
+def _retentions(random: Random) -> tuple[Retention, ...]:
+    kinds: list[Retention] = [Full()] if random.random() < 0.85 else []
+    others: list[Retention] = [Sliding(random.randint(1, 20)), Chunked(random.randint(2, 16)), State()]
+    random.shuffle(others)
+    kinds += others[: random.randint(0 if kinds else 1, 3 - len(kinds))]
+    order = {Full: 0, Sliding: 1, Chunked: 2, State: 3}
+    return tuple(sorted(kinds, key=lambda kind: order[type(kind)]))
+
+
+def _pools(random: Random, retentions: tuple[Retention, ...]) -> tuple[PoolLayout, ...]:
+    per_slab = [random.randint(1, 4) for _ in retentions]
+    slab_bytes = UNIT_BYTES * lcm(*per_slab)
+    return tuple(
+        PoolLayout(
+            describe(kind),
+            kind,
+            (),
+            1 if isinstance(kind, State) else 2 ** random.randint(0, 3),
+            slab_bytes // pages,
+            pages,
+            slab_bytes // pages,
+        )
+        for kind, pages in zip(retentions, per_slab, strict=True)
+    )
+
+
+def _arena(random: Random, pools: tuple[PoolLayout, ...], rules: Rules, longest: int) -> ArenaLayout:
+    """Return the smallest arena in which the longest request fits beside the floor, or one a little larger."""
+    slab_bytes = pools[0].stride_bytes * pools[0].pages_per_slab
+    spare, slabs = random.choice((0, 1, 2, 4, 8)), 1
+    while True:
+        layout = ArenaLayout(pools, slab_bytes, slabs, slabs * slab_bytes)
+        need = resident(layout, 1, longest - 1, 0, rules.lookahead_tokens)
+        if Budget(layout, None).fits_empty(need.plus(floor_demand(layout, rules.prefix_cache))):
+            slabs += spare
+            return ArenaLayout(pools, slab_bytes, slabs, slabs * slab_bytes)
+        slabs += 1
+
+
+def _rules(random: Random, longest: int, granule: int, eos: tuple[int, ...]) -> Rules:
+    slots = random.choice((2, 4, 8))
+    admission: Admission = ("expected", random.choice((0.3, 0.9))) if random.random() < 0.7 else ("guaranteed",)
+    return Rules(
+        step_tokens=slots + granule + random.choice((0, 4, 16, 64)),
+        max_running_requests=slots,
+        max_model_len=longest,
+        vocab_size=VOCAB,
+        admission=admission,
+        default_max_tokens=random.randint(1, longest),
+        eos_token_ids=eos,
+        prefix_cache=random.random() < 0.6,
+        decode_reserve_tokens=random.choice((0, 2, 8)),
+    )
+
+
+def _clients(random: Random, longest: int, addresses: list[str]) -> tuple[Client, ...]:
+    prefills = [address for address in addresses if address.startswith("p")]
+    decodes = [address for address in addresses if address.startswith("d")]
+    clients: list[Client] = []
+    before: Text = ()
+    now = 0.0
+    for number in range(random.randint(6, 16)):
+        length = random.randint(1, longest - 1)
+        shared = before[: random.randint(0, len(before))][:length] if random.random() < 0.5 else ()
+        prompt = shared + tuple(random.randrange(VOCAB) for _ in range(length - len(shared)))
+        before = prompt
+        most = random.choice((longest - length, min(longest - length, random.randint(1, 12))))
+        goes = random.random() < 0.12
+        clients.append(
+            Client(
+                f"c{number}",
+                now,
+                random.choice(decodes),
+                random.choice(prefills) if random.random() < 0.9 else "",
+                prompt,
+                SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=random.random() < 0.1),
+                random.choice((0, 0, 0, 0, -1, 1)),
+                random.choice((0.0, 0.05, 0.3, 1.0)) if goes else None,
+            )
+        )
+        now += random.choice((0.0, 0.0, 0.02, 0.3, 1.5))
+    return tuple(clients)
+
+
+def _weather(random: Random) -> Weather:
+    heavy = random.choice((0.3, 1.0, 1.0, 2.0))
+    return Weather(
+        loss=0.05 * heavy,
+        duplicate=0.08 * heavy,
+        delay=0.08 * heavy,
+        partition=0.006 * heavy,
+        crash=0.004 * heavy,
+        stop=0.01 * heavy,
+    )

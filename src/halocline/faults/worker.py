@@ -1,0 +1,139 @@
+"""One worker of a world: the real scheduler, arena and exchange, turned as the engine's loop turns them.
+
+A step takes time: it is planned at one moment and carried out at a later one, and what the network brings between the
+two is written while the step is outstanding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halocline.disagg import messages as wire
+from halocline.disagg.actions import Key
+from halocline.disagg.exchange import Exchange
+from halocline.disagg.network import Network, SimulatedPost
+from halocline.faults.sketch import LEASE_SECONDS, VOCAB, WorkerSketch
+from halocline.faults.words import WordMemory
+from halocline.memory.arena import Arena
+from halocline.memory.audit import Violation
+from halocline.schedule.backlog import work_before
+from halocline.schedule.events import Abort, Event, Landed, LandingReady, Lost, Update
+from halocline.schedule.scheduler import Scheduler
+from halocline.sim.oracle import FakeBackend
+from halocline.step import StepPlan
+
+
+class BrokenLawError(Exception):
+    """A world broke a law; the text says which, and how it shows."""
+
+
+class Worker:
+    """One life of a worker."""
+
+    def __init__(self, sketch: WorkerSketch, epoch: str, network: Network, make: Makers) -> None:
+        rules = sketch.rules
+        self.sketch = sketch
+        self.arena = Arena(sketch.layout, None)
+        self.scheduler = Scheduler(self.arena, rules)
+        self.backend = FakeBackend(sketch.layout, VOCAB, rules.eos_token_ids)
+        self.memory = make.memory(self.backend, self._watch)
+        facts = wire.facts_of(
+            sketch.layout, model="oracle", dtype="words", vocab_size=VOCAB, eos_token_ids=rules.eos_token_ids
+        )
+        hello = wire.Hello(role="both", epoch=epoch, facts=facts)
+        self.post: SimulatedPost = network.open(sketch.address, hello, self.memory)
+        self.exchange = make.exchange(
+            self.post, self.memory, hello, lease_seconds=LEASE_SECONDS, work_before=self._work_before
+        )
+        self.network = network
+        self.plan: StepPlan | None = None
+        self.inbox: list[Event] = []
+        self.steps = 0
+        self.is_current = True
+        self.floor = tuple(self.arena.budget.promised)
+        self._updates: list[Update] = []
+        self._landing_pages: dict[str, set[tuple[int, int]]] = {}
+        """Pages that others may write now, by request: kept apart from what the machines believe."""
+
+    def _work_before(self, request_id: str) -> int:
+        return work_before(self.scheduler._roster.live, request_id)  # noqa: SLF001
+
+    # ---- turning
+
+    def begin(self, now: float) -> bool:
+        """Hear everything and plan a step; return whether there is one to carry out."""
+        events, self.inbox = self.inbox, []
+        for event in self.exchange.before(events, now):
+            if isinstance(event, Landed | Lost | Abort):
+                self._landing_pages.pop(event.request_id, None)
+            self._updates += self.scheduler.handle(event)
+        self._note_landings()
+        self.plan = self.scheduler.plan(now)
+        self._updates += self.scheduler.take_updates()
+        return self.plan is not None
+
+    def finish(self, now: float) -> list[Update]:
+        """Carry out what was planned, and return what clients hear."""
+        if self.plan is not None:
+            plan, self.plan = self.plan, None
+            result = self.backend.run(plan)
+            self._updates += self.scheduler.apply(result)
+            self.steps += 1
+        self._note_landings()
+        updates, self._updates = self._updates, []
+        return self.exchange.after(updates, now)
+
+    def _note_landings(self) -> None:
+        for update in self._updates:
+            if isinstance(update, LandingReady) and update.request_id not in self._landing_pages:
+                pages = {(number, int(page)) for number, run in enumerate(update.pools) for page in run.pages}
+                self._landing_pages[update.request_id] = pages
+
+    def _watch(self, key: Key, pool: int, pages: NDArray[np.int64]) -> None:
+        allowed = self._landing_pages.get(key.request, set())
+        wrong = [int(page) for page in pages if (pool, int(page)) not in allowed]
+        if wrong:
+            raise BrokenLawError(f"fence: {key} wrote pages {wrong} of pool {pool}, which are its no more")
+
+    # ---- what others may ask
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do but to wait."""
+        return not self.scheduler.has_work and not self.post.inbox and not self.inbox
+
+    def audit(self) -> list[Violation]:
+        """Recount everything."""
+        return self.scheduler.audit()
+
+    def leftovers(self) -> list[str]:
+        """Return what is still held though nobody is there, in words."""
+        found = []
+        figures = self.arena.figures()
+        if figures.used_bytes != figures.cached_bytes:
+            found.append(f"{figures.used_bytes - figures.cached_bytes} bytes are used by nobody")
+        if tuple(self.arena.budget.promised) != self.floor:
+            found.append(f"promised {tuple(self.arena.budget.promised)}, the floor is {self.floor}")
+        if self.memory.landings:
+            found.append(f"landings {list(self.memory.landings)} are open")
+        sessions = {name: count for name, count in self.exchange.figures().sessions.items() if count}
+        if sessions:
+            found.append(f"sessions {sessions}")
+        if self.post.outgoing:
+            found.append(f"{len(self.post.outgoing)} parcels wait to be sent")
+        return found
+
+
+class Makers:
+    """How the parts are made that a test may want to be wrong."""
+
+    def memory(self, backend: FakeBackend, watch: Callable[[Key, int, NDArray[np.int64]], None]) -> WordMemory:
+        """Return pages and landings."""
+        return WordMemory(backend, watch)
+
+    def exchange(self, post: SimulatedPost, memory: WordMemory, hello: wire.Hello, **others: object) -> Exchange:
+        """Return the exchange of a worker."""
+        return Exchange(post, memory, hello, **others)  # type: ignore[arg-type]
