@@ -22,6 +22,7 @@ from halocline.engine.messages import ModelFacts, Spec
 from halocline.errors import ConfigError
 from halocline.memory.arena import Arena
 from halocline.memory.facts import CapacityFacts
+from halocline.memory.host import HostArena, host_layout
 from halocline.memory.layout import ArenaLayout, LayerKV, solve_layout
 from halocline.memory.sizing import Caps, Limits, auto_kv_bytes, capacity_facts, static_caps
 from halocline.schedule.rules import Rules
@@ -89,13 +90,27 @@ def prepare(config: Config, *, quiet: bool = False) -> Prepared:
     source = resolve(config.model, trust_remote_code=config.trust_remote_code, quiet=quiet)
     device = choose_device(config.device)
     config = replace(config, device=str(device))
+    available_bytes = _beside_host_arena(config, psutil.virtual_memory().available)
     if device.type == "cpu":
-        config = _fit_to_memory(config, psutil.virtual_memory().available)
+        config = _fit_to_memory(config, available_bytes)
     memory = None
     if config.arena_budget_bytes is not None:
         memory = lay_out(config, load_config(source), config.arena_budget_bytes)
     check_tokenizer(source)
     return Prepared(config, source, memory)
+
+
+def _beside_host_arena(config: Config, available_bytes: int) -> int:
+    """Return the free memory that a host arena leaves; raise ConfigError for one that is larger than all of it."""
+    left_bytes = available_bytes - config.host_budget_bytes
+    if left_bytes < 0:
+        raise ConfigError(
+            [
+                f"host_bytes is {format_bytes(config.host_budget_bytes)}, but this machine has "
+                f"{format_bytes(available_bytes)} of free memory; lower host_bytes"
+            ]
+        )
+    return left_bytes
 
 
 def _fit_to_memory(config: Config, available_bytes: int) -> Config:
@@ -156,6 +171,8 @@ def lay_out_layers(config: Config, layers: Sequence[LayerKV], model_tokens: int 
     The engine and `halocline plan` both lay out memory here. Raises ConfigError as `lay_out`.
     """
     layout = solve_layout(layers, budget_bytes, config.page_tokens_rule)
+    if config.host_budget_bytes:
+        host_layout(layout, config.host_budget_bytes)  # refused here, before the weights are read
     policy = config.policy_rule
     caps = static_caps(layout, *policy[1:]) if policy[0] == "static" else None
     limits = Limits(
@@ -173,6 +190,7 @@ def build_engine(settings: dict[str, Any], progress: Progress) -> EngineParts:
     import torch
 
     from halocline.model.dtypes import choose_kv_dtype
+    from halocline.model.host_costs import measure_costs
     from halocline.model.loading import load, resolve
     from halocline.model.runner import TorchBackend
 
@@ -185,8 +203,14 @@ def build_engine(settings: dict[str, Any], progress: Progress) -> EngineParts:
     kv_dtype = choose_kv_dtype(config.kv_dtype, loaded.dtype)
     memory = lay_out(config, loaded.config, _budget_bytes(config, loaded))
     progress("allocating the arena", None)
-    backend = TorchBackend(loaded, memory.layout, kv_dtype=kv_dtype, attention=config.attention)
-    scheduler = Scheduler(Arena(memory.layout, memory.caps), _rules(config, loaded, memory.facts))
+    host_bytes = config.host_budget_bytes
+    host = HostArena(memory.layout, host_bytes) if host_bytes else None
+    rules = _rules(config, loaded, memory.facts)
+    if host is not None:
+        progress("measuring what copies and prefills take", None)
+        rules = replace(rules, host_costs=measure_costs(loaded, config.step_tokens))
+    backend = TorchBackend(loaded, memory.layout, kv_dtype=kv_dtype, attention=config.attention, host_bytes=host_bytes)
+    scheduler = Scheduler(Arena(memory.layout, memory.caps), rules, host)
     facts = ModelFacts(
         name=config.served_model_name or source.name,
         max_model_len=memory.facts.max_model_len.tokens,

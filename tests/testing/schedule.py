@@ -15,6 +15,7 @@ from halocline.cache.keys import Namespace
 from halocline.errors import ConfigError
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
+from halocline.memory.host import HostArena, HostMoves
 from halocline.memory.layout import ArenaLayout, PoolLayout
 from halocline.memory.retention import Chunked, Full, Retention, Sliding, State, describe
 from halocline.params import SamplingParams
@@ -74,16 +75,20 @@ class World:
     layout: ArenaLayout
     rules: Rules = field(default_factory=rules)
     caps: tuple[int | None, ...] | None = None
-    make_scheduler: Callable[[Arena, Rules], Scheduler] = Scheduler
+    make_scheduler: Callable[..., Scheduler] = Scheduler
     make_arena: Callable[..., Arena] = Arena
     check: bool = True
     decode_tokens: int = 1
     """How many tokens each step may leap; 0: decodes stand still."""
+    host_slabs: int = 0
+    """Slabs of the host arena; 0: there is none."""
 
     def __post_init__(self) -> None:
         self.arena = self.make_arena(self.layout, self.caps)
-        self.scheduler = self.make_scheduler(self.arena, self.rules)
-        self.backend = FakeBackend(self.layout, self.rules.vocab_size, self.rules.eos_token_ids)
+        self.host = HostArena(self.layout, self.host_slabs * self.layout.slab_bytes) if self.host_slabs else None
+        with_host = () if self.host is None else (self.host,)
+        self.scheduler = self.make_scheduler(self.arena, self.rules, *with_host)
+        self.backend = FakeBackend(self.layout, self.rules.vocab_size, self.rules.eos_token_ids, self.host_slabs)
         self.arrivals: dict[str, Arrive] = {}
         self.limits: dict[str, int] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -204,7 +209,8 @@ class World:
         """Whether the arena holds nothing but what it caches, and has promised nothing but the floor."""
         figures = self.arena.figures()
         promised = sum(self.arena.budget.promised)
-        return figures.used_bytes == figures.cached_bytes and promised == sum(self.floor)
+        host_is_empty = self.host is None or not sum(self.host.arena.budget.held) + sum(self.host.arena.budget.promised)
+        return figures.used_bytes == figures.cached_bytes and promised == sum(self.floor) and host_is_empty
 
     @property
     def floor(self) -> Demand:
@@ -284,14 +290,26 @@ class World:
         holes = sum(pool.hole_bytes for pool in figures.pools)
         total = figures.used_bytes + holes + figures.free_bytes
         assert total == self.layout.slabs * self.layout.slab_bytes, f"L13: {figures}"
+        self._verify_host()
         reasons = self.scheduler.reasons()
         for request in self.scheduler._roster.waiting:
             reason = reasons.get(request.id)
             assert reason is not None, f"{request.id} waits without a reason"
             assert any(map(str.isdigit, reason.detail.replace(request.id, ""))), f"no numbers: {reason}"
 
+    def _verify_host(self) -> None:
+        if self.host is None:
+            return
+        figures = self.host.figures()
+        assert figures.used_bytes + figures.hole_bytes + figures.free_bytes == figures.total_bytes, f"L13: {figures}"
+        assert figures.total_bytes <= self.host.quota_bytes, f"I1: {figures} of {self.host.quota_bytes}"
+        own = self.arena.figures().total_bytes
+        assert own == self.layout.arena_bytes, f"B8: the device's arena has {own} bytes, laid out {self.layout}"
+
     def _note_plan(self, plan: StepPlan) -> None:
         self._note("plan", plan.step, plan.moves)
+        for work in (*plan.offloads, *plan.loads):
+            self._note(work.moves if isinstance(work, HostMoves) else (work.pool, work.device_pages, work.host_pages))
         for segment in plan.segments:
             self._note(segment.request_id, segment.start, segment.tokens, segment.samples)
         for table in plan.tables:

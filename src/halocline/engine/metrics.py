@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from halocline.engine.messages import Snapshot, TransferFigures
 from halocline.memory.figures import ArenaFigures
-from halocline.schedule.figures import CacheFigures, SchedulerFigures
+from halocline.schedule.figures import CacheFigures, HostFigures, SchedulerFigures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -126,6 +126,8 @@ def _engine(snapshot: Snapshot) -> Iterator[Metric]:
         yield from _arena(snapshot.figures.arena)
         if snapshot.figures.cache is not None:
             yield from _cache(snapshot.figures.cache, [pool.name for pool in snapshot.figures.arena.pools])
+        if snapshot.figures.host is not None:
+            yield from _host(snapshot.figures.host)
     refusals = CounterMetricFamily("halocline_refusals", "requests refused at the door", labels=["reason"])
     for reason, number in snapshot.refusals.items():
         refusals.add_metric([reason], number)
@@ -205,6 +207,29 @@ def _arena(arena: ArenaFigures) -> Iterator[Metric]:
     for pool in arena.pools:
         capacity.add_metric([pool.name], pool.capacity_tokens)
     yield capacity
+
+
+def _host(host: HostFigures) -> Iterator[Metric]:
+    """The host arena: whose its bytes are, and what retracted requests did with it. No byte of it is the arena's."""
+    yield GaugeMetricFamily(
+        "halocline_host_total_bytes", "bytes of the host arena's slabs", value=host.arena.total_bytes
+    )
+    used = GaugeMetricFamily("halocline_host_pool_bytes", "live bytes of the host arena", labels=["pool", "owner"])
+    for pool in host.arena.pools:
+        cached = pool.used_bytes - pool.running_bytes
+        used.add_metric([pool.name, "retracted"], pool.running_bytes)
+        used.add_metric([pool.name, "cached"], cached)
+    yield used
+    yield GaugeMetricFamily("halocline_host_copies", "retracted requests that wait with a copy", value=host.copies)
+    for name, text, number in (
+        ("offloads", "retractions that left a copy in the host arena", host.offloaded),
+        ("loads", "returns from a copy, without computing again", host.restored),
+        ("refusals", "copies that did not fit beside others", host.refused),
+        ("drops", "copies that were freed unread", host.dropped),
+        ("offloaded_bytes", "bytes copied to the host for retracted requests", host.offloaded_bytes),
+        ("loaded_bytes", "bytes copied back for them", host.loaded_bytes),
+    ):
+        yield CounterMetricFamily(f"halocline_host_{name}", text, value=number)
 
 
 def _cache(cache: CacheFigures, pools: Sequence[str]) -> Iterator[Metric]:

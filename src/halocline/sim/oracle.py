@@ -21,6 +21,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from halocline.memory.host import HostCopies, HostMoves, HostWork
 from halocline.memory.layout import ArenaLayout, PoolLayout
 from halocline.memory.retention import Chunked, Full, Retention, Sliding, State, describe
 from halocline.params import SamplingParams
@@ -141,14 +142,60 @@ class FakePool:
         self.deep[pages] = 0xBAD1BAD
 
 
+class FakeHost:
+    """The host arena in words: what was copied there, by slab of whichever pool wrote it last."""
+
+    def __init__(self, layout: ArenaLayout, slabs: int) -> None:
+        self.pools = [FakePool(pool, slabs) for pool in layout.pools]
+        self.slab_pool = np.full(slabs, -1)
+        self.pages_stored = self.pages_loaded = self.moves_done = 0
+
+    def offload(self, work: Sequence[HostWork], device: Sequence[FakePool]) -> None:
+        """Copy pages of the device here and move pages here, one after another; what was moved away is ruined."""
+        for each in work:
+            if isinstance(each, HostMoves):
+                self._move(each)
+                continue
+            targets, sources = each.host_pages.astype(np.int64), each.device_pages.astype(np.int64)
+            assert len(set(targets.tolist())) == len(targets) == len(sources), each
+            self.claim(each.pool, targets)
+            here, there = self.pools[each.pool], device[each.pool]
+            here.raw[targets], here.deep[targets] = there.raw[sources], there.deep[sources]
+            self.pages_stored += len(targets)
+
+    def _move(self, work: HostMoves) -> None:
+        assert not {(m.pool, m.source) for m in work.moves} & {(m.pool, m.target) for m in work.moves}, work
+        for move in work.moves:
+            self.claim(move.pool, np.array([move.target]))
+            pool = self.pools[move.pool]
+            pool.raw[move.target], pool.deep[move.target] = pool.raw[move.source], pool.deep[move.source]
+        for move in work.moves:
+            self.pools[move.pool].ruin(slice(move.source, move.source + 1))
+        self.moves_done += len(work.moves)
+
+    def load(self, load: HostCopies, device: FakePool) -> None:
+        """Copy pages back to the device's pool."""
+        here = self.pools[load.pool]
+        assert len(set(load.device_pages.tolist())) == len(load.device_pages) == len(load.host_pages), load
+        device.raw[load.device_pages], device.deep[load.device_pages] = (
+            here.raw[load.host_pages], here.deep[load.host_pages],
+        )  # fmt: skip
+        self.pages_loaded += len(load.host_pages)
+
+    def claim(self, pool: int, pages: NDArray[np.int64]) -> None:
+        """Take the slabs of `pages` for `pool`, ruining what another pool left there."""
+        claim_slabs(self.pools, self.slab_pool, pool, pages)
+
+
 class FakeBackend:
     """Carries a plan out on words instead of tensors."""
 
-    def __init__(self, layout: ArenaLayout, vocab_size: int, eos: tuple[int, ...] = ()) -> None:
+    def __init__(self, layout: ArenaLayout, vocab_size: int, eos: tuple[int, ...] = (), host_slabs: int = 0) -> None:
         self.layout = layout
         self.vocab_size = vocab_size
         self.eos = eos
         self.pools = [FakePool(pool, layout.slabs) for pool in layout.pools]
+        self.host = FakeHost(layout, host_slabs)
         self.slab_pool = np.full(layout.slabs, -1)
         """Which pool wrote each slab last."""
         self.fails: set[str] = set()
@@ -157,14 +204,8 @@ class FakeBackend:
         self.copies_done = 0
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Do the moves, write the new positions, read the context back, hash."""
-        for move in plan.moves:
-            self.claim(move.pool, np.array([move.target]))
-            pool = self.pools[move.pool]
-            pool.raw[move.target], pool.deep[move.target] = pool.raw[move.source], pool.deep[move.source]
-        for move in plan.moves:
-            self.pools[move.pool].ruin(slice(move.source, move.source + 1))
-        self.moves_done += len(plan.moves)
+        """Do the host's work and the moves, write the new positions, read the context back, hash."""
+        self.arrange(plan)
         self.copy(plan.copies)
         views = [_View(self, plan, index) for index in range(len(plan.segments))]
         for view in views:
@@ -190,6 +231,20 @@ class FakeBackend:
     def close(self) -> None:
         """Hold nothing that needs freeing."""
 
+    def arrange(self, plan: StepPlan) -> None:
+        """Do what comes before the forward: offloads, moves, loads."""
+        self.host.offload(plan.offloads, self.pools)
+        for move in plan.moves:
+            self.claim(move.pool, np.array([move.target]))
+            pool = self.pools[move.pool]
+            pool.raw[move.target], pool.deep[move.target] = pool.raw[move.source], pool.deep[move.source]
+        for move in plan.moves:
+            self.pools[move.pool].ruin(slice(move.source, move.source + 1))
+        self.moves_done += len(plan.moves)
+        for load in plan.loads:
+            self.claim(load.pool, load.device_pages.astype(np.int64))
+            self.host.load(load, self.pools[load.pool])
+
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy states; no source may be a target."""
         assert not {(c.pool, c.source) for c in copies} & {(c.pool, c.target) for c in copies}, copies
@@ -201,12 +256,17 @@ class FakeBackend:
 
     def claim(self, pool: int, pages: NDArray[np.int64]) -> None:
         """Take the slabs of `pages` for `pool`, ruining what another pool left there."""
-        slabs = np.unique(pages // self.layout.pools[pool].pages_per_slab)
-        for slab in slabs[self.slab_pool[slabs] != pool]:
-            for other in self.pools:
-                per_slab = other.pool.pages_per_slab
-                other.ruin(slice(slab * per_slab, (slab + 1) * per_slab))
-        self.slab_pool[slabs] = pool
+        claim_slabs(self.pools, self.slab_pool, pool, pages)
+
+
+def claim_slabs(pools: Sequence[FakePool], slab_pool: NDArray[np.int64], pool: int, pages: NDArray[np.int64]) -> None:
+    """Take the slabs of `pages` for `pool`, ruining what another pool left there."""
+    slabs = np.unique(pages // pools[pool].pool.pages_per_slab)
+    for slab in slabs[slab_pool[slabs] != pool]:
+        for other in pools:
+            per_slab = other.pool.pages_per_slab
+            other.ruin(slice(slab * per_slab, (slab + 1) * per_slab))
+    slab_pool[slabs] = pool
 
 
 class _View:
