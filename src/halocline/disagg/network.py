@@ -165,13 +165,13 @@ class Network:
         end = End(there, f"{here.post.address}#{number}", here, is_pull=here.is_pull)
         here.other = end
         there.ends[end.name] = end
-        there.receive(lambda: there.inbox.append(Up(end.name, here.post.hello)))
+        there.receive(lambda: there.tell(Up(end.name, here.post.hello)))
         back = self._latency()
         there.receive(lambda: self.at(self.now + back, lambda: self._greeted(here, there)))
 
     def _greeted(self, here: End, there: SimulatedPost) -> None:
         if here.is_open and not self._is_parted(here.post.address, there.address):
-            here.post.receive(lambda: here.post.inbox.append(Up(here.name, there.hello)))
+            here.post.receive(lambda: here.post.tell(Up(here.name, there.hello)))
 
     def _is_parted(self, one: str, other: str) -> bool:
         return self.now < self._parted.get(frozenset((one, other)), 0.0)
@@ -183,7 +183,7 @@ class Network:
         def tell() -> None:
             if end.is_open:
                 end.is_open = False
-                end.post.inbox.append(Down(end.name, why))
+                end.post.tell(Down(end.name, why))
 
         end.post.receive(tell)
 
@@ -223,7 +223,7 @@ class Network:
     def carry(self, end: End, message: wire.Message, runs: Sequence[PoolPages]) -> None:
         """Take a message at one end, and do to it what the weather says."""
         frame = wire.encode(message)
-        kind = self._draw_fault(end)
+        kind = "" if isinstance(message, wire.Heartbeat) else self._draw_fault(end)
         if kind == "loss":
             return
         waits_long = self._random.random() < 0.5
@@ -287,7 +287,7 @@ class Network:
         refused = ""
         if isinstance(message, wire.Pages):
             refused = self._land(parcel, end, message)
-        end.post.inbox.append(Delivered(end.name, message, refused))
+        end.post.tell(Delivered(end.name, message, refused))
 
     def _land(self, parcel: Parcel, end: End, message: wire.Pages) -> str:
         source = parcel.end.post
@@ -332,6 +332,8 @@ class SimulatedPost:
         self.memory = memory
         self.ends: dict[str, End] = {}
         self.inbox: list[News] = []
+        self.on_news: Callable[[], None] = lambda: None
+        """Called when something has come into an empty inbox."""
         self.held: list[Callable[[], None]] = []
         """What came while the process was stopped."""
         self.outgoing: list[Parcel] = []
@@ -345,6 +347,12 @@ class SimulatedPost:
             self.held.append(act)
         elif not self.is_dead:
             act()
+
+    def tell(self, news: News) -> None:
+        """Put something into the inbox."""
+        self.inbox.append(news)
+        if len(self.inbox) == 1:
+            self.on_news()
 
     def poll(self) -> list[News]:
         """Return what has happened since the last call."""

@@ -86,8 +86,6 @@ class WordMemory:
         positions = np.arange(begin, begin + words.shape[0] * words.shape[1]) - own.first_page * page_tokens
         inside = (positions >= 0) & (positions < len(own.pages) * page_tokens)
         positions, words = positions[inside], words.reshape(-1, 2)[inside]
-        wanted = landing.lacking[number][positions]
-        positions, words = positions[wanted], words[wanted]
         if not len(positions):
             return
         targets = own.pages.astype(np.int64)[positions // page_tokens]

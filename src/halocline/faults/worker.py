@@ -19,7 +19,6 @@ from halocline.faults.sketch import LEASE_SECONDS, VOCAB, WorkerSketch
 from halocline.faults.words import WordMemory
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
-from halocline.schedule.backlog import work_before
 from halocline.schedule.events import Abort, Event, Landed, LandingReady, Lost, Update
 from halocline.schedule.scheduler import Scheduler
 from halocline.sim.oracle import FakeBackend
@@ -46,20 +45,19 @@ class Worker:
         hello = wire.Hello(role="both", epoch=epoch, facts=facts)
         self.post: SimulatedPost = network.open(sketch.address, hello, self.memory)
         self.exchange = make.exchange(
-            self.post, self.memory, hello, lease_seconds=LEASE_SECONDS, work_before=self._work_before
+            self.post, self.memory, hello, lease_seconds=LEASE_SECONDS, work_before=self.scheduler.work_before
         )
         self.network = network
         self.plan: StepPlan | None = None
         self.inbox: list[Event] = []
         self.steps = 0
+        self.turn = 0
+        """Number of its next turn: turns of other numbers are off."""
         self.is_current = True
         self.floor = tuple(self.arena.budget.promised)
         self._updates: list[Update] = []
         self._landing_pages: dict[str, set[tuple[int, int]]] = {}
         """Pages that others may write now, by request: kept apart from what the machines believe."""
-
-    def _work_before(self, request_id: str) -> int:
-        return work_before(self.scheduler._roster.live, request_id)  # noqa: SLF001
 
     # ---- turning
 

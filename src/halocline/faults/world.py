@@ -24,7 +24,8 @@ from halocline.sim.oracle import reference
 
 MOST_FAULTS = 60
 """No world has more."""
-TICK_SECONDS = LEASE_SECONDS / 10
+TICK_SECONDS = LEASE_SECONDS / 16
+WAKE_SECONDS = 0.001
 QUIET_SECONDS = 120 * LEASE_SECONDS
 """So long after the last fault and the last arrival everything must have ended."""
 
@@ -124,17 +125,26 @@ class World:
         self._lives += 1
         worker = Worker(sketch, f"life {self._lives}", self.network, self._makers)
         self.workers[address] = worker
-        self._turn(worker)
+        worker.post.on_news = partial(self._hurry, worker)
+        self._turn_at(worker, self.now)
 
-    def _turn(self, worker: Worker) -> None:
-        """Let a worker hear, plan and, a step later, carry out; and so on as long as it lives."""
-        if not worker.is_current:
+    def _turn_at(self, worker: Worker, seconds: float) -> None:
+        """Let a worker's next turn be at a time, whatever was planned before."""
+        worker.turn += 1
+        self.network.at(seconds, partial(self._turn, worker, worker.turn))
+
+    def _hurry(self, worker: Worker) -> None:
+        """Let a worker that waits for its next tick turn soon: something has come for it."""
+        if worker.plan is None:
+            self._turn_at(worker, self.now + WAKE_SECONDS)
+
+    def _turn(self, worker: Worker, number: int) -> None:
+        """Let a worker hear and plan, and a step later carry out."""
+        if not worker.is_current or number != worker.turn:
             return
         if worker.post.is_stopped:
-            worker.post.held.append(partial(self._turn, worker))
-            return
-        has_plan = worker.begin(self.now)
-        if has_plan:
+            worker.post.held.append(partial(self._turn, worker, number))
+        elif worker.begin(self.now):
             self.network.at(self.now + worker.sketch.step_seconds, partial(self._finish, worker))
         else:
             self._finish(worker)
@@ -150,8 +160,8 @@ class World:
         if computed:
             self.steps += 1
             self._check(worker)
-        wait = 0.0 if computed or worker.post.inbox or worker.inbox else TICK_SECONDS / 4
-        self.network.at(self.now + wait, partial(self._turn, worker))
+        is_busy = computed or worker.post.inbox or worker.inbox
+        self._turn_at(worker, self.now + (0.0 if is_busy else TICK_SECONDS))
 
     def _strike(self, kind: str, address: str) -> None:
         worker = self.workers[address]
@@ -188,12 +198,14 @@ class World:
             worker.exchange.assign(client.name, client.prefill_at)
         route = "receive" if client.prefill_at else "here"
         worker.inbox.append(Arrive(client.name, client.prompt, client.params, 0, client.priority, route=route))  # type: ignore[arg-type]
+        self._hurry(worker)
         if client.abort_seconds is not None:
             self.network.at(self.now + client.abort_seconds, partial(self._abort, asked, worker))
 
     def _abort(self, asked: Asked, worker: Worker) -> None:
         if asked.end is None and worker.is_current:
             worker.inbox.append(Abort(asked.client.name))
+            self._hurry(worker)
 
     def _take(self, worker: Worker, updates: list[Update]) -> None:
         for update in updates:

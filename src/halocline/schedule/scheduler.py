@@ -23,6 +23,7 @@ from halocline.memory.grant import Refusal
 from halocline.memory.host import HostArena
 from halocline.schedule.admission import Gate
 from halocline.schedule.audit import audit
+from halocline.schedule.backlog import work_before
 from halocline.schedule.chunk import FLOOR_OWNER, StepRoom
 from halocline.schedule.commit import Committer, Outstanding
 from halocline.schedule.events import Abort, Accepted, Arrive, Event, NewToken, Reason, Rejected, Update
@@ -280,6 +281,10 @@ class Scheduler:
                 reasons[request.id] = self._growth.short_reason(request) or slots or queued
         reasons.update(self._transfers.reasons())
         return {name: reason for name, reason in reasons.items() if name in self._roster.live}
+
+    def work_before(self, request_id: str) -> int:
+        """Return how many tokens are computed here before this request's prompt is done: see `backlog`."""
+        return work_before(self._roster.live, request_id)
 
     def figures(self) -> SchedulerFigures:
         """Return counts and bytes of this moment."""
