@@ -119,7 +119,7 @@ def test_the_oracle_sees_a_prefix_of_other_tokens() -> None:
 def test_the_oracle_sees_pages_that_were_evicted_and_not_forgotten() -> None:
     slabs = fewest_slabs(FULL_AND_WINDOW, 30, 40)
     world = World(tiny_layout(FULL_AND_WINDOW, slabs), rules(prefix_cache=True), check=False)
-    world.scheduler._sharing.forget = lambda evicted: None  # type: ignore[method-assign]
+    world.scheduler._sharing.forget = lambda evicted, moves: None  # type: ignore[method-assign]
     with pytest.raises((AssertionError, InvariantError)):
         drive(world, 4, 24).run().assert_all_finished()
 
