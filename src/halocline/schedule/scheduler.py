@@ -160,8 +160,9 @@ class Scheduler:
         while True:
             before = self._roster.totals.retractions
             plan = self._plan(now, decode_tokens)
-            # When the only one left to compute gave way for a short senior, that one can go on now, or fail.
-            if plan is not None or self._roster.totals.retractions == before:
+            # When the only one left to compute gave way for a short senior, that one can go on now, or fail; and pages
+            # that were committed by a plan without work may have to be gathered by the next one before they are pinned.
+            if plan is not None or (self._roster.totals.retractions == before and not self._arena.awaits_commit):
                 return plan
 
     def _plan(self, now: float, most_tokens: int) -> StepPlan | None:
