@@ -24,6 +24,7 @@ from random import Random
 from typing import Protocol
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from halocline.disagg import messages as wire
@@ -31,8 +32,8 @@ from halocline.disagg.actions import Key
 from halocline.disagg.post import Delivered, Down, News, Up
 from halocline.schedule.events import PoolPages
 
-Cargo = tuple[NDArray[np.uint64], ...]
-"""Bytes of pages, one array per pool, the pages first."""
+Cargo = tuple[NDArray[np.uint8], ...]
+"""Bytes of pages, one array of shape (pages, page_bytes) per pool."""
 
 
 class Memory(Protocol):
@@ -313,13 +314,11 @@ class Parcel:
 
 
 def digest(cargo: Cargo) -> int:
-    """Return a number that changes with any word of `cargo`."""
-    total = 0
-    for words in cargo:
-        flat = words.reshape(-1)
-        weights = np.arange(flat.size, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-        total = total * 31 + int((flat * weights).sum())  # array arithmetic wraps
-    return total
+    """Return the xxh3 of all bytes of `cargo`."""
+    hasher = xxhash.xxh3_64()
+    for pages in cargo:
+        hasher.update(np.ascontiguousarray(pages))
+    return hasher.intdigest()
 
 
 class SimulatedPost:

@@ -9,10 +9,11 @@ from random import Random
 from halocline.disagg.network import Weather
 from halocline.memory.budget import Budget
 from halocline.memory.demand import floor_demand, resident
-from halocline.memory.layout import ArenaLayout, PoolLayout
+from halocline.memory.layout import ArenaLayout, LayerKV, PoolLayout, place_layers
 from halocline.memory.retention import Chunked, Full, Retention, Sliding, State, describe
 from halocline.params import SamplingParams
 from halocline.schedule.rules import Admission, Rules
+from halocline.units import ceil_to
 
 VOCAB = 97
 UNIT_BYTES = 64
@@ -80,7 +81,7 @@ def draw(seed: int) -> Sketch:
     shared = _pools(random, retentions) if random.random() < 0.6 else None
     workers = []
     for address in ("p0", "p1", "d0", "d1")[random.choice((0, 1, 1)) :][: random.choice((3, 4))]:
-        pools = shared or _pools(random, retentions)
+        pools = shared or _pools(random, retentions, workers[-1].layout.pools if workers else None)
         rules = _rules(random, longest, max((p.page_tokens for p in pools if p.is_positional), default=1), eos)
         workers.append(WorkerSketch(address, _arena(random, pools, rules, longest), rules, random.choice((0.02, 0.1))))
     return Sketch(
@@ -97,21 +98,32 @@ def _retentions(random: Random) -> tuple[Retention, ...]:
     return tuple(sorted(kinds, key=lambda kind: order[type(kind)]))
 
 
-def _pools(random: Random, retentions: tuple[Retention, ...]) -> tuple[PoolLayout, ...]:
-    per_slab = [random.randint(1, 4) for _ in retentions]
-    slab_bytes = UNIT_BYTES * lcm(*per_slab)
+def _pools(
+    random: Random, retentions: tuple[Retention, ...], before: tuple[PoolLayout, ...] | None = None
+) -> tuple[PoolLayout, ...]:
+    """Return pools whose windows have pages no longer than those of the worker `before`: what lands is whole then."""
+    logs, per_slab = [], [random.randint(1, 4) for _ in retentions]
+    for at, kind in enumerate(retentions):
+        is_free = before is None or isinstance(kind, Full)
+        most = 3 if is_free else before[at].page_tokens.bit_length() - 1  # type: ignore[index]
+        logs.append(0 if isinstance(kind, State) else random.randint(0, most))
+    places = [
+        place_layers([_layer(number, kind)], 1 << log)
+        for number, (kind, log) in enumerate(zip(retentions, logs, strict=True))
+    ]
+    unit = UNIT_BYTES * lcm(*per_slab)
+    slab_bytes = max(ceil_to(page_bytes * count, unit) for (_, page_bytes), count in zip(places, per_slab, strict=True))
     return tuple(
-        PoolLayout(
-            describe(kind),
-            kind,
-            (),
-            1 if isinstance(kind, State) else 2 ** random.randint(0, 3),
-            slab_bytes // pages,
-            pages,
-            slab_bytes // pages,
-        )
-        for kind, pages in zip(retentions, per_slab, strict=True)
+        PoolLayout(describe(kind), kind, layers, 1 << log, page_bytes, count, slab_bytes // count)
+        for kind, (layers, page_bytes), log, count in zip(retentions, places, logs, per_slab, strict=True)
     )
+
+
+def _layer(number: int, kind: Retention) -> LayerKV:
+    """Return a layer with the oracle's two words per position, or per state."""
+    if isinstance(kind, State):
+        return LayerKV(number, kind, dtype_bytes=8, state_bytes=16)
+    return LayerKV(number, kind, kv_heads=1, k_dim=1, v_dim=1, dtype_bytes=8)
 
 
 def _arena(random: Random, pools: tuple[PoolLayout, ...], rules: Rules, longest: int) -> ArenaLayout:
@@ -173,12 +185,12 @@ def _clients(random: Random, longest: int, addresses: list[str]) -> tuple[Client
 
 
 def _weather(random: Random) -> Weather:
-    heavy = random.choice((0.3, 1.0, 1.0, 2.0))
+    heavy = random.choice((0.3, 1.0, 2.0, 3.0))
     return Weather(
         loss=0.05 * heavy,
         duplicate=0.08 * heavy,
         delay=0.08 * heavy,
-        partition=0.006 * heavy,
-        crash=0.004 * heavy,
-        stop=0.01 * heavy,
+        partition=0.004 * heavy,
+        crash=0.003 * heavy,
+        stop=0.006 * heavy,
     )

@@ -1,106 +1,79 @@
-"""Pages of the token oracle that travel: what is read of them, and landings into which they are written.
+"""The token oracle on bytes that travel: its words lie in one arena of bytes, and land through the real landings.
 
-The oracle keeps two words per position, so a page of T positions is (T, 2) words. Pages of another length are cut anew
-by position, as the real landings do with bytes.
+Every pool has one layer of one head with one key and one value of eight bytes per position: the oracle's two words. So
+pages overlap as they do in a real arena, pages of another length are cut as real ones are, and whoever writes a byte
+into a page that is another's changes a token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halocline.disagg import messages as wire
 from halocline.disagg.actions import Key
+from halocline.disagg.arena_pages import ArenaPages
+from halocline.disagg.landings import Landings
 from halocline.disagg.network import Cargo
-from halocline.memory.layout import PoolLayout
+from halocline.memory.layout import ArenaLayout
 from halocline.schedule.events import PoolPages
 from halocline.sim.oracle import FakeBackend
 
-Watch = Callable[[Key, int, NDArray[np.int64]], None]
-"""Called with the key, pool and page numbers of everything that is about to be written."""
+WORD_BYTES = 8
+Watch = Callable[[Key, int, list[int]], None]
+"""Called with the key, pool and page numbers of everything that may be written next."""
 
 
-@dataclass(eq=False)
-class Landing:
-    """One open landing."""
+class ByteBackend(FakeBackend):
+    """The oracle with its words in one array of bytes."""
 
-    pools: tuple[PoolPages, ...]
-    lacking: list[NDArray[np.bool_]]
-    """Per pool and position of its pages: whether it must come and has not."""
-    chunks: set[int]
+    def __init__(self, layout: ArenaLayout, vocab_size: int, eos: tuple[int, ...] = ()) -> None:
+        super().__init__(layout, vocab_size, eos)
+        self.arena = np.full(layout.arena_bytes, 0xBD, np.uint8)
+        for pool in self.pools:
+            pool.raw = self._view(pool.raw.shape, pool.pool.stride_bytes, 0)
+            pool.deep = self._view(pool.raw.shape, pool.pool.stride_bytes, pool.pool.page_tokens * WORD_BYTES)
+
+    def _view(self, shape: tuple[int, ...], stride_bytes: int, offset: int) -> NDArray[np.uint64]:
+        """Return one word per page and position, `offset` bytes behind the beginning of each page."""
+        return np.ndarray(shape, np.uint64, self.arena.data, offset, (stride_bytes, WORD_BYTES))
+
+    def claim(self, pool: int, pages: NDArray[np.int64]) -> None:
+        """Ruin nothing: what another pool left in a slab is overwritten as bytes are."""
 
 
-class WordMemory:
+class ByteMemory:
     """One process's pages: the memory of a simulated post, and the landings of its exchange."""
 
-    def __init__(self, backend: FakeBackend, watch: Watch) -> None:
-        self.backend = backend
+    def __init__(self, backend: ByteBackend, facts: wire.PeerFacts, watch: Watch) -> None:
         self._watch = watch
-        self.landings: dict[Key, Landing] = {}
+        self._facts = facts
+        self._pages = ArenaPages(backend.arena, facts.pools)
+        self._strided = [
+            backend.arena.reshape(-1, pool.stride_bytes)[:, : pool.page_bytes] for pool in backend.layout.pools
+        ]
+        self.landings = self.make_landings(self._pages, backend.layout)
 
-    # ---- the exchange's side
-
-    def open(self, key: Key, start_tokens: int, fill_tokens: int, pools: tuple[PoolPages, ...]) -> None:
-        """Let a chunk's words be written from now on."""
-        layouts = [pool.pool for pool in self.backend.pools]
-        lacking = [_lacking(layout, run, start_tokens, fill_tokens) for layout, run in zip(layouts, pools, strict=True)]
-        self.landings[key] = Landing(pools, lacking, set())
-
-    def close(self, key: Key) -> None:
-        """Let nothing be written any more."""
-        self.landings.pop(key, None)
-
-    def missing(self, key: Key) -> int:
-        """Return how many positions of a landing were not written yet; states count as one."""
-        return sum(int(lacking.sum()) for lacking in self.landings[key].lacking)
-
-    # ---- the network's side
+    def make_landings(self, pages: ArenaPages, layout: ArenaLayout) -> Landings:
+        """Return the landings; a place for a test's wrong ones."""
+        return Landings(pages, layout.pools)
 
     def read(self, runs: Sequence[PoolPages]) -> Cargo:
-        """Return a copy of pages, (pages, page_tokens, 2) words per pool."""
-        return tuple(
-            np.stack((pool.raw[run.pages], pool.deep[run.pages]), axis=-1)
-            for pool, run in zip(self.backend.pools, runs, strict=True)
-        )
+        """Return a copy of pages, shape (pages, page_bytes) per pool."""
+        return tuple(strided[run.pages] for strided, run in zip(self._strided, runs, strict=True))
 
     def write(self, key: Key, pages: wire.Pages, cargo: Cargo, source: wire.PeerFacts) -> str:
-        """Write one chunk into its landing."""
-        del source  # the shape of the words says it all
-        landing = self.landings.get(key)
+        """Write one chunk into its landing, a page at a time as links do."""
+        landing = self.landings.find(key)
         if landing is None:
             return "its landing is closed"
         if pages.chunk in landing.chunks:
             return ""
+        for number, (run, copied, theirs) in enumerate(zip(pages.runs, cargo, source.pools, strict=True)):
+            self._watch(key, number, landing.pools[number].pages.pages.tolist())
+            for index, page in enumerate(copied, run.first_page):
+                self.landings.write(landing, number, theirs, index, page)
         landing.chunks.add(pages.chunk)
-        for number, (run, words) in enumerate(zip(pages.runs, cargo, strict=True)):
-            self._write_pool(key, landing, number, run.first_page, words)
         return ""
-
-    def _write_pool(self, key: Key, landing: Landing, number: int, first_page: int, words: NDArray[np.uint64]) -> None:
-        pool, own = self.backend.pools[number], landing.pools[number]
-        page_tokens = pool.pool.page_tokens
-        begin = first_page * words.shape[1]
-        positions = np.arange(begin, begin + words.shape[0] * words.shape[1]) - own.first_page * page_tokens
-        inside = (positions >= 0) & (positions < len(own.pages) * page_tokens)
-        positions, words = positions[inside], words.reshape(-1, 2)[inside]
-        if not len(positions):
-            return
-        targets = own.pages.astype(np.int64)[positions // page_tokens]
-        self._watch(key, number, np.unique(targets))
-        self.backend.claim(number, targets)
-        pool.raw[targets, positions % page_tokens] = words[:, 0]
-        pool.deep[targets, positions % page_tokens] = words[:, 1]
-        landing.lacking[number][positions] = False
-
-
-def _lacking(layout: PoolLayout, run: PoolPages, start_tokens: int, fill_tokens: int) -> NDArray[np.bool_]:
-    """Return which positions of a run must come: not what is here already, nor what no later token reads."""
-    if not layout.is_positional:
-        return np.ones(len(run.pages), dtype=np.bool_)
-    begin = run.first_page * layout.page_tokens
-    positions = np.arange(begin, begin + len(run.pages) * layout.page_tokens)
-    low = max(start_tokens, layout.retention.first_needed(fill_tokens))  # type: ignore[union-attr]
-    return (positions >= low) & (positions < fill_tokens)

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from halocline.disagg import messages as wire
 from halocline.disagg.actions import Key
-from halocline.disagg.exchange import Exchange
+from halocline.disagg.exchange import Exchange, LandingsLike
 from halocline.disagg.network import Network, SimulatedPost
 from halocline.faults.sketch import LEASE_SECONDS, VOCAB, WorkerSketch
-from halocline.faults.words import WordMemory
+from halocline.faults.words import ByteBackend, ByteMemory, Watch
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
 from halocline.schedule.events import Abort, Event, Landed, LandingReady, Lost, Update
 from halocline.schedule.scheduler import Scheduler
-from halocline.sim.oracle import FakeBackend
 from halocline.step import StepPlan
 
 
@@ -37,15 +33,15 @@ class Worker:
         self.sketch = sketch
         self.arena = Arena(sketch.layout, None)
         self.scheduler = Scheduler(self.arena, rules)
-        self.backend = FakeBackend(sketch.layout, VOCAB, rules.eos_token_ids)
-        self.memory = make.memory(self.backend, self._watch)
+        self.backend = ByteBackend(sketch.layout, VOCAB, rules.eos_token_ids)
         facts = wire.facts_of(
             sketch.layout, model="oracle", dtype="words", vocab_size=VOCAB, eos_token_ids=rules.eos_token_ids
         )
+        self.memory = make.memory(self.backend, facts, self._watch)
         hello = wire.Hello(role="both", epoch=epoch, facts=facts)
         self.post: SimulatedPost = network.open(sketch.address, hello, self.memory)
         self.exchange = make.exchange(
-            self.post, self.memory, hello, lease_seconds=LEASE_SECONDS, work_before=self.scheduler.work_before
+            self.post, self.memory.landings, hello, lease_seconds=LEASE_SECONDS, work_before=self.scheduler.work_before
         )
         self.network = network
         self.plan: StepPlan | None = None
@@ -69,7 +65,7 @@ class Worker:
                 self._landing_pages.pop(event.request_id, None)
             self._updates += self.scheduler.handle(event)
         self._note_landings()
-        self.plan = self.scheduler.plan(now)
+        self.plan = self.scheduler.plan(now) if self.scheduler.has_work else None
         self._updates += self.scheduler.take_updates()
         return self.plan is not None
 
@@ -90,11 +86,11 @@ class Worker:
                 pages = {(number, int(page)) for number, run in enumerate(update.pools) for page in run.pages}
                 self._landing_pages[update.request_id] = pages
 
-    def _watch(self, key: Key, pool: int, pages: NDArray[np.int64]) -> None:
+    def _watch(self, key: Key, pool: int, pages: list[int]) -> None:
         allowed = self._landing_pages.get(key.request, set())
-        wrong = [int(page) for page in pages if (pool, int(page)) not in allowed]
+        wrong = [page for page in pages if (pool, page) not in allowed]
         if wrong:
-            raise BrokenLawError(f"fence: {key} wrote pages {wrong} of pool {pool}, which are its no more")
+            raise BrokenLawError(f"fence: {key} may still write pages {wrong} of pool {pool}, which are its no more")
 
     # ---- what others may ask
 
@@ -115,8 +111,9 @@ class Worker:
             found.append(f"{figures.used_bytes - figures.cached_bytes} bytes are used by nobody")
         if tuple(self.arena.budget.promised) != self.floor:
             found.append(f"promised {tuple(self.arena.budget.promised)}, the floor is {self.floor}")
-        if self.memory.landings:
-            found.append(f"landings {list(self.memory.landings)} are open")
+        landing_bytes = self.exchange.figures().landing_bytes
+        if landing_bytes:
+            found.append(f"landings of {landing_bytes} bytes are open")
         sessions = {name: count for name, count in self.exchange.figures().sessions.items() if count}
         if sessions:
             found.append(f"sessions {sessions}")
@@ -128,10 +125,18 @@ class Worker:
 class Makers:
     """How the parts are made that a test may want to be wrong."""
 
-    def memory(self, backend: FakeBackend, watch: Callable[[Key, int, NDArray[np.int64]], None]) -> WordMemory:
+    def memory(self, backend: ByteBackend, facts: wire.PeerFacts, watch: Watch) -> ByteMemory:
         """Return pages and landings."""
-        return WordMemory(backend, watch)
+        return ByteMemory(backend, facts, watch)
 
-    def exchange(self, post: SimulatedPost, memory: WordMemory, hello: wire.Hello, **others: object) -> Exchange:
+    def exchange(
+        self,
+        post: SimulatedPost,
+        landings: LandingsLike,
+        hello: wire.Hello,
+        *,
+        lease_seconds: float,
+        work_before: Callable[[str], int],
+    ) -> Exchange:
         """Return the exchange of a worker."""
-        return Exchange(post, memory, hello, **others)  # type: ignore[arg-type]
+        return Exchange(post, landings, hello, lease_seconds=lease_seconds, work_before=work_before)
