@@ -1,8 +1,8 @@
 """A state machine over the whole scheduler: anything may happen at any moment, and every law is checked after it.
 
-Prompts begin alike, with the prefix cache on and off. Model: the token oracle, which knows what every request must
-get, and `World`, which audits scheduler and arena after
-every act, counts the bytes, and asks a reason of everybody who waits. In the end foreign owners let go and all finish.
+Prompts begin alike, with the prefix cache on and off, with a host arena of any size and without one. Model: the token
+oracle, which knows what every request must get, and `World`, which audits scheduler and arenas after every act, counts
+the bytes, and asks a reason of everybody who waits. In the end foreign owners let go and all finish.
 """
 
 from __future__ import annotations
@@ -45,9 +45,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         step_tokens=st.sampled_from((8, 20, 64)),
         estimate=st.integers(1, 6),
         cache=st.booleans(),
+        host_slabs=st.sampled_from((0, 0, 1, 4, 12)),
     )
     def start(
-        self, pools: tuple, slabs: int, admission: tuple, slots: int, step_tokens: int, estimate: int, cache: bool
+        self,
+        pools: tuple,
+        slabs: int,
+        admission: tuple,
+        slots: int,
+        step_tokens: int,
+        estimate: int,
+        cache: bool,
+        host_slabs: int,
     ) -> None:
         changed = rules(
             admission=admission,
@@ -57,12 +66,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=60,
             prefix_cache=cache,
         )
-        self.world = World(tiny_layout(pools, slabs), changed)
+        self.world = World(tiny_layout(pools, slabs), changed, host_slabs=host_slabs)
         for size in (2, 4, 8, 16, 32):
             self.world.expect_outputs(size, estimate)
         self.outstanding: StepPlan | None = None
         self.foreign: list[Grant] = []
+        self.foreign_on_host: list[Grant] = []
         self.count = 0
+
+    def loaded(self, name: str) -> int:
+        """How many positions of a request come from the host arena in the outstanding step."""
+        copy = self.world.scheduler._desk._loading.get(name)
+        _, hold = getattr(self.world.scheduler._sharing, "_loading", {}).get(name, (None, None))
+        return copy.tokens if copy is not None else hold.boundary_tokens if hold is not None else 0
 
     def pick(self, draw: int) -> str | None:
         live = sorted(self.world.scheduler._roster.live)
@@ -107,7 +123,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request in self.world.scheduler._roster.live.values():
             lock = request.holding.lock if request.holding is not None else None
             resumed = lock.resumed_tokens if lock is not None and before[request.id] == 0 else 0  # others computed it
-            assert request.computed in (before[request.id], 0, resumed), "planning computed something (A5)"
+            loaded = self.loaded(request.id)
+            assert request.computed in (before[request.id], 0, resumed, loaded), "planning computed something (A5)"
 
     @precondition(lambda self: self.outstanding is not None)
     @rule(failing=st.integers(0, 30))
@@ -150,6 +167,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def foreign_owner_goes(self) -> None:
         self.world.arena.release(self.foreign.pop())
 
+    @precondition(lambda self: self.world.host is not None and len(self.foreign_on_host) < 2)
+    @rule(pages=st.lists(st.integers(0, 4), min_size=4, max_size=4))
+    def foreign_owner_takes_host_pages(self, pages: list[int]) -> None:
+        host = self.world.host
+        answer = host.reserve("foreign", Demand(pages[: len(self.world.layout.pools)]))
+        if isinstance(answer, Grant):
+            self.foreign_on_host.append(answer)
+
+    @precondition(lambda self: self.foreign_on_host)
+    @rule()
+    def foreign_owner_leaves_the_host(self) -> None:
+        self.world.host.arena.release(self.foreign_on_host.pop())
+
     @invariant()
     def figures_agree_with_the_lines(self) -> None:
         if self.count:
@@ -167,6 +197,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.world.apply(self.world.backend.run(self.outstanding))
         while self.foreign:
             self.world.arena.release(self.foreign.pop())
+        while self.foreign_on_host:
+            self.world.host.arena.release(self.foreign_on_host.pop())
         failed_before = len(self.world.failed)
         self.world.run()
         assert len(self.world.failed) == failed_before, self.world.failed
