@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from halocline.engine.messages import Snapshot, TransferFigures
 from halocline.memory.figures import ArenaFigures
-from halocline.schedule.figures import CacheFigures, HostFigures, SchedulerFigures
+from halocline.schedule.figures import CacheFigures, HostFigures, SchedulerFigures, TierFigures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -192,7 +192,7 @@ def _arena(arena: ArenaFigures) -> Iterator[Metric]:
     yield used
     pages = GaugeMetricFamily(
         "halocline_pool_pages",
-        "pages by state: live, free (in its slabs and in free ones, up to its share), promised (granted, not yet taken)",
+        "pages by state: live, free (in its slabs and in free ones, up to its share), promised (granted, not taken)",
         labels=["pool", "state"],
     )
     for pool in arena.pools:
@@ -248,3 +248,25 @@ def _cache(cache: CacheFigures, pools: Sequence[str]) -> Iterator[Metric]:
         evicted.add_metric([pool], number)
     yield evicted
     yield GaugeMetricFamily("halocline_prefix_nodes", "nodes of the prefix tree now", value=cache.nodes)
+    if cache.tier is not None:
+        yield from _tier(cache.tier)
+
+
+def _tier(tier: TierFigures) -> Iterator[Metric]:
+    """What the prefix cache's second level, in the host arena, had beyond the device."""
+    lookups = CounterMetricFamily(
+        "halocline_prefix_host_lookups", "first admissions by what was said of the host arena", labels=["verdict"]
+    )
+    for verdict, number in tier.lookups.items():
+        lookups.add_metric([verdict], number)
+    yield lookups
+    for name, text, number in (
+        ("hit_tokens", "part of the prefix hits that came from the host arena", tier.hit_tokens),
+        ("loads", "prefixes that were loaded from the host arena", tier.loads),
+        ("loaded_bytes", "bytes copied from the host arena for them", tier.loaded_bytes),
+        ("writes", "boundaries that gave way on the device and were written back to the host arena", tier.written),
+        ("written_bytes", "bytes copied to the host arena for them", tier.written_bytes),
+        ("refusals", "boundaries that were not written back: copies of requests filled the host arena", tier.refused),
+    ):
+        yield CounterMetricFamily(f"halocline_prefix_host_{name}", text, value=number)
+    yield GaugeMetricFamily("halocline_prefix_host_nodes", "nodes of the tree on the host now", value=tier.nodes)
