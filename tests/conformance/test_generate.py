@@ -15,8 +15,21 @@ import pytest
 import torch
 from allpairspy import AllPairs
 
+from halocline.model.host_pages import HostPages
 from testing.models import FAMILIES
-from testing.serving import ARENAS, LONGEST, PAGES, SIZES, STEP_TOKENS, Outcome, Setting, differences, generated, serve
+from testing.serving import (
+    ARENAS,
+    HOSTS,
+    LONGEST,
+    PAGES,
+    SIZES,
+    STEP_TOKENS,
+    Outcome,
+    Setting,
+    differences,
+    generated,
+    serve,
+)
 
 AXES: dict[str, Sequence[Any]] = {
     "family": list(FAMILIES),
@@ -27,6 +40,7 @@ AXES: dict[str, Sequence[Any]] = {
     "admission": ["expected", "guaranteed"],
     "policy": ["shared", "static"],
     "cache": ["others", "cold", "hot", "off"],
+    "host": list(HOSTS),
     "dtype": [torch.float64, torch.float32],
 }
 UNEQUAL = ["gemma3", "cohere2", "llama4", "gemma3n", "gemma4", "exaone4", "olmo3"]
@@ -95,6 +109,29 @@ def test_tokens_survive_retraction_and_moves(family: str, attention: str) -> Non
     assert outcome.totals.retractions > 0, "nothing was retracted, so nothing is shown"
     assert outcome.totals.recomputed_tokens > 0
     assert outcome.totals.moves > 0, "nothing was moved, so nothing is shown"
+
+
+@pytest.mark.parametrize("cache", ["others", "cold"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "llama4", "gpt-oss"])
+def test_tokens_survive_retraction_to_the_host_arena_and_nothing_is_computed_again(family: str, cache: str) -> None:
+    """Full attention alone, sliding windows, chunked ones, and sinks."""
+    pages = "1" if family in ("llama", "gpt-oss") else SCARCE.page_tokens
+    setting = replace(SCARCE, page_tokens=pages, cache=cache, host="ample", dtype=FAMILIES[family].dtype)
+    outcome = _check(family, setting)
+    assert outcome.totals.retractions > 0, "nothing was retracted, so nothing is shown"
+    assert outcome.totals.recomputed_tokens == 0
+    assert outcome.host is not None
+    assert outcome.host.offloaded == outcome.totals.retractions
+    if cache == "others":
+        assert outcome.host.restored == outcome.totals.retractions
+
+
+@pytest.mark.parametrize("lost", ["offload", "load"])
+def test_host_pages_that_were_not_copied_are_found_out(monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    """The instrument itself: a retracted request whose pages were not copied gets other tokens."""
+    monkeypatch.setattr(HostPages, lost, lambda self, work: None)
+    setting = replace(SCARCE, cache="off", host="ample")
+    assert differences(generated("gemma3", setting.dtype), serve("gemma3", setting).tokens) != []
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gpt-oss"])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from math import ceil
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from halocline.cache.node import TOMBSTONE
 from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
 from halocline.memory.grant import NO_HANDLES, Grant, Handles, Order
+from halocline.memory.host import HostArena, HostCosts
 from halocline.memory.layout import ArenaLayout, LayerKV, solve_layout
 from halocline.memory.retention import Full
 from halocline.memory.sizing import Limits, longest_request, start_problems, static_caps
@@ -23,7 +25,7 @@ from halocline.model.loading import LoadedModel
 from halocline.model.runner import TorchBackend
 from halocline.params import SamplingParams
 from halocline.schedule.events import Admitted, Arrive, NewToken, Update
-from halocline.schedule.figures import CacheFigures, Totals
+from halocline.schedule.figures import CacheFigures, HostFigures, Totals
 from halocline.schedule.rules import Rules
 from halocline.schedule.scheduler import Scheduler
 from halocline.step import StepPlan, StepResult
@@ -50,6 +52,8 @@ PAGES: dict[str, int | Mapping[str, int]] = {
 }
 ARENAS = {"tight": 1, "small": 1.5, "roomy": len(SIZES)}
 """How many times the fewest slabs that the longest request can do with."""
+HOSTS = {"none": 0.0, "scant": 0.25, "ample": 8.0}
+"""How many times the device's slabs the host arena has."""
 STEP_TOKENS = {"least": 0, "odd": 13, "wide": 250}
 """Beyond what a step needs at least: one token per running request and one granule."""
 
@@ -67,6 +71,8 @@ class Setting:
     """`others`: no prefix cache, but pages of somebody else's cache fill every hole, so that the arena must evict and
     move. `cold`: the prefix cache, empty at first. `hot`: all requests have been answered before, and some come with
     a part of their answer. `off`: nothing of it."""
+    host: str = "none"
+    """The host arena: none, less than what one request holds, or more than all of them do."""
     attention: str = "cpu"
     dtype: torch.dtype = torch.float64
     eos: tuple[int, ...] = ()
@@ -83,6 +89,7 @@ class Outcome:
     mixed_steps: int
     """Steps that held decodes and prefill chunks."""
     cache: CacheFigures | None
+    host: HostFigures | None = None
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -200,11 +207,13 @@ def engine(family: str, setting: Setting) -> Iterator[Run]:
         eos_token_ids=setting.eos,
         admission=("expected", 0.9) if setting.admission == "expected" else ("guaranteed",),
         prefix_cache=setting.cache in ("cold", "hot"),
+        host_costs=HostCosts(1e12, 1.0),  # every copy is worth it
     )
-    backend = TorchBackend(model, layout, attention=setting.attention)
+    host_bytes = ceil(HOSTS[setting.host] * layout.slabs) * layout.slab_bytes
+    backend = TorchBackend(model, layout, attention=setting.attention, host_bytes=host_bytes)
     try:
         arena = Arena(layout, caps)
-        scheduler = Scheduler(arena, rules)
+        scheduler = Scheduler(arena, rules, HostArena(layout, host_bytes) if host_bytes else None)
         yield Run(setting, arena, scheduler, backend)
     finally:
         backend.close()
@@ -258,7 +267,7 @@ class Run:
         figures = self.scheduler.figures()
         figures.totals.retractions -= before.retractions
         figures.totals.moves -= before.moves
-        return Outcome(rounds, figures.totals, self.most_segments, self.mixed_steps, figures.cache)
+        return Outcome(rounds, figures.totals, self.most_segments, self.mixed_steps, figures.cache, figures.host)
 
     def together(self, name: str, given: Sequence[list[int]], new: Sequence[int]) -> list[list[int]]:
         """Continue prompts all at once, greedily, and return their tokens."""
@@ -280,7 +289,7 @@ class Run:
                     pages.append(held[held != TOMBSTONE])
             died.append(np.concatenate(pages))
             self.arena.evict(number, died[-1])
-        self.scheduler._sharing.forget(died)
+        self.scheduler._sharing.forget(died, ())
         assert self.scheduler.audit() == [], self.scheduler.audit()
         return sum(map(len, died))
 
