@@ -10,15 +10,25 @@ Both lay out memory with the same function from the same numbers, so what was pr
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halocline.config import Config
+from halocline.disagg.arena_pages import ArenaPages
+from halocline.disagg.exchange import Exchange
+from halocline.disagg.landings import Landings
+from halocline.disagg.links import LinkPost, listen_for_links
+from halocline.disagg.messages import Hello as WorkerHello
+from halocline.disagg.messages import facts_of
 from halocline.engine.client import EngineClient
 from halocline.engine.core import EngineParts
 from halocline.engine.front import FrontEnd
-from halocline.engine.messages import ModelFacts, Spec
+from halocline.engine.messages import LinkFacts, ModelFacts, Spec
 from halocline.errors import ConfigError
 from halocline.memory.arena import Arena
 from halocline.memory.facts import CapacityFacts
@@ -34,8 +44,11 @@ if TYPE_CHECKING:
 
     from halocline.model.chat import ChatTemplate
     from halocline.model.loading import LoadedModel
+    from halocline.model.runner import TorchBackend
     from halocline.model.sources import ModelSource
 
+FOLDER_SETTING = "own_folder"
+"""How the engine's process is told its private folder: no setting of an operator's."""
 Progress = Callable[[str, float | None], None]
 
 
@@ -69,6 +82,7 @@ class Prepared:
         return Spec(
             builder="halocline.compose:build_engine",
             settings=asdict(self.config),
+            folder_setting=FOLDER_SETTING,
             audit=self.config.audit_rule,
             log_level=self.config.log_level,
         )
@@ -194,6 +208,7 @@ def build_engine(settings: dict[str, Any], progress: Progress) -> EngineParts:
     from halocline.model.loading import load, resolve
     from halocline.model.runner import TorchBackend
 
+    folder = Path(settings.pop(FOLDER_SETTING, tempfile.gettempdir()))
     config = Config(**settings)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -209,7 +224,15 @@ def build_engine(settings: dict[str, Any], progress: Progress) -> EngineParts:
     if host is not None:
         progress("measuring what copies and prefills take", None)
         rules = replace(rules, host_costs=measure_costs(loaded, config.step_tokens))
-    backend = TorchBackend(loaded, memory.layout, kv_dtype=kv_dtype, attention=config.attention, host_bytes=host_bytes)
+    memory_file = _memory_file(config, loaded)
+    backend = TorchBackend(
+        loaded,
+        memory.layout,
+        kv_dtype=kv_dtype,
+        attention=config.attention,
+        host_bytes=host_bytes,
+        memory_file=memory_file,
+    )
     scheduler = Scheduler(Arena(memory.layout, memory.caps), rules, host)
     facts = ModelFacts(
         name=config.served_model_name or source.name,
@@ -226,7 +249,54 @@ def build_engine(settings: dict[str, Any], progress: Progress) -> EngineParts:
             "folder": str(source.folder),
         },
     )
-    return EngineParts(scheduler, backend, facts, memory.facts)
+    if config.link_token is None:
+        return EngineParts(scheduler, backend, facts, memory.facts)
+    exchange, link = _join(config, loaded, backend, scheduler, memory_file, folder)
+    return EngineParts(scheduler, backend, facts, memory.facts, exchange, link)
+
+
+def _memory_file(config: Config, loaded: LoadedModel) -> int | None:
+    """Return the file in which the arena is to lie so that a worker on this host can read it; None: nobody will."""
+    if config.link_token is None:
+        return None
+    if loaded.device.type != "cpu":
+        raise ConfigError([f"links to other workers need an arena in host memory; the device is {loaded.device}"])
+    listens = config.role != "decode" and config.link_kind == "shm"
+    return os.memfd_create("halocline-arena", os.MFD_CLOEXEC) if listens else None
+
+
+def _join(
+    config: Config,
+    loaded: LoadedModel,
+    backend: TorchBackend,
+    scheduler: Scheduler,
+    memory_file: int | None,
+    folder: Path,
+) -> tuple[Exchange, LinkFacts]:
+    """Open the way to other workers."""
+    from halocline.model.dtypes import choose_kv_dtype
+    from halocline.model.fingerprint import fingerprint_of
+
+    assert config.link_token is not None, "who has no secret belongs to no group"
+    epoch, model = secrets.token_hex(8), fingerprint_of(loaded)
+    facts = facts_of(
+        backend.layout,
+        model=model,
+        dtype=f"{loaded.dtype} with {choose_kv_dtype(config.kv_dtype, loaded.dtype)} in the arena",
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=loaded.eos_token_ids,
+    )
+    hello = WorkerHello(role=config.role_rule, epoch=epoch, facts=facts)
+    pages = ArenaPages(backend.arena.numpy(), facts.pools)
+    landings = Landings(pages, backend.layout.pools)
+    # Opened anew for reading: who is handed it can never write into this arena.
+    readable = None if memory_file is None else os.open(f"/proc/self/fd/{memory_file}", os.O_RDONLY | os.O_CLOEXEC)
+    listener = None
+    if config.role != "decode":
+        listener = listen_for_links(config.link_kind, config.link_host, config.link_port, folder)
+    post = LinkPost(hello, config.link_token.encode(), pages, landings, readable, listener)
+    exchange = Exchange(post, landings, hello, lease_seconds=config.lease_seconds, work_before=scheduler.work_before)
+    return exchange, LinkFacts(role=config.role_rule, address=post.address, epoch=epoch, fingerprint=model)
 
 
 def _budget_bytes(config: Config, loaded: LoadedModel) -> int:
@@ -252,6 +322,7 @@ def _rules(config: Config, loaded: LoadedModel, facts: CapacityFacts) -> Rules:
         prefill_delay_seconds=config.prefill_delay_seconds,
         prefill_delay_tokens=config.prefill_delay_tokens,
         prefill_delay_low_bytes=config.prefill_delay_low,
+        decode_reserve_tokens=config.decode_reserve_tokens,
     )
 
 

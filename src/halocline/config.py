@@ -190,6 +190,11 @@ class Config:
         return None if self.disagg is None else parse_disagg(self.disagg)
 
     @property
+    def role_rule(self) -> Literal["both", "prefill", "decode"]:
+        """`role` as a typed value."""
+        return cast("Literal['both', 'prefill', 'decode']", self.role)
+
+    @property
     def audit_rule(self) -> Audit:
         """`audit` as a typed value."""
         return cast("Audit", self.audit)

@@ -11,10 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from halocline.engine.health import ProgressWatch
-from halocline.engine.messages import LinkFacts, ModelFacts, TransferFigures
+from halocline.engine.messages import LinkFacts, ModelFacts
 from halocline.memory.audit import Violation
 from halocline.memory.facts import CapacityFacts
 from halocline.schedule.events import Abort, Arrive, Event, Failed, NewToken, Reason, Rejected, Sent, Update
@@ -50,7 +50,10 @@ class ExchangeLike(Protocol):
         ...
 
     def fileno(self) -> int: ...
-    def figures(self) -> TransferFigures: ...
+    def figures(self) -> Any:
+        """Return a dataclass with the fields of `engine.messages.TransferFigures`."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 
 from halocline.engine.core import EngineCore
-from halocline.engine.messages import Blocked, Snapshot
+from halocline.engine.messages import Blocked, Snapshot, TransferFigures
 
 
 def snapshot_of(core: EngineCore, now: float) -> Snapshot:
@@ -21,6 +22,6 @@ def snapshot_of(core: EngineCore, now: float) -> Snapshot:
         has_work=core.has_work,
         stalled_seconds=core.watch.stalled_seconds(now),
         blocked=None if first is None else Blocked(first[0], first[1].code, first[1].detail),
-        transfers=None if core.exchange is None else core.exchange.figures(),
+        transfers=None if core.exchange is None else TransferFigures(**asdict(core.exchange.figures())),
         violations=tuple(core.violations),
     )

@@ -29,6 +29,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """`module:function`; called with (settings, progress), returns `engine.core.EngineParts`."""
     settings: dict[str, Any] = {}
     """JSON-able; what it means is the builder's business. May hold secrets: it never stands on a command line."""
+    folder_setting: str = ""
+    """Where it is not empty, the builder is also told, under this name, the private folder of the process: what is put
+    there goes with the process, however it ends."""
     python_path: tuple[str, ...] = ()
     """Folders put first on the module search path of the process."""
     audit: Literal["idle", "every", "off"] = "idle"

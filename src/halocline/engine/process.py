@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> int:
     )
     link = EngineLink(folder)
     try:
-        parts = _build(spec, link)
+        parts = _build(spec, link, folder)
         if parts is None:
             return 1
         core = EngineCore(parts.scheduler, parts.backend, audit=spec.audit, exchange=parts.exchange)
@@ -194,14 +194,15 @@ def _end(core: EngineCore, link: EngineLink) -> None:
     logger.info("event=engine_end violations=%d", len(violations))
 
 
-def _build(spec: Spec, link: EngineLink) -> EngineParts | None:
+def _build(spec: Spec, link: EngineLink, folder: Folder) -> EngineParts | None:
     """Call the builder; what goes wrong is told to the parent in words instead of a traceback in its terminal."""
 
     def progress(text: str, fraction: float | None = None) -> None:
         link.send(Starting(text, fraction))
 
     try:
-        return load_builder(spec)(spec.settings, progress)
+        own = {spec.folder_setting: str(folder.path)} if spec.folder_setting else {}
+        return load_builder(spec)(spec.settings | own, progress)
     except ConfigError as error:
         link.send(StartFailed("config", str(error), tuple(error.problems)))
     except ModelError as error:

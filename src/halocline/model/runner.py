@@ -37,11 +37,13 @@ class TorchBackend(Backend):
         kv_dtype: torch.dtype | None = None,
         attention: str = "auto",
         host_bytes: int = 0,
+        memory_file: int | None = None,
     ) -> None:
         """Allocate the arena and take over the model's attention.
 
         `kv_dtype` is the type of K and V in the arena (default: the model's) and must have the element size that
-        `layout` was solved for. `host_bytes` is the quota of the host arena, 0 for none. Raises ModelError when an
+        `layout` was solved for. `host_bytes` is the quota of the host arena, 0 for none. `memory_file` as
+        `allocate_arena` takes it. Raises ModelError when an
         arena cannot be allocated or the model does not let its attention be replaced, ConfigError for an unknown
         `attention`.
         """
@@ -49,7 +51,9 @@ class TorchBackend(Backend):
         self._model = loaded.model
         self._device = loaded.device
         self._sampler = Sampler(loaded.eos_token_ids)
-        arena = allocate_arena(layout, loaded.device)
+        arena = allocate_arena(layout, loaded.device, memory_file)
+        self.arena = arena
+        """All bytes of KV, for links to other workers: uint8, shape (arena_bytes,)."""
         self._mover = PageMover(arena, layout)
         self._host = HostPages(arena, layout, host_bytes) if host_bytes else None
         backend = choose(attention, loaded.device.type)
@@ -95,7 +99,7 @@ class TorchBackend(Backend):
         if not self._is_closed:
             self._is_closed = True
             self._attention.detach()
-            del self._attention, self._mover, self._host
+            del self._attention, self._mover, self.arena, self._host
 
     def _forward(self, plan: StepPlan, rows: NDArray[np.int32]) -> Tensor:
         """Return the logits of `rows` of the packed row of tokens, shape (rows, vocab)."""

@@ -100,7 +100,9 @@ def test_a_dead_engine_holds_nothing_and_nobody_waits_for_it_but_its_counts_stay
 
 
 def test_every_name_begins_with_ours_and_ends_with_a_unit() -> None:
-    unit = re.compile(r"_(bytes|seconds|tokens|total|up|requests|waiting|running|pages|transfers|peers|bucket|count|sum|created|nodes)$")
+    unit = re.compile(
+        r"_(bytes|seconds|tokens|total|up|requests|waiting|running|pages|transfers|peers|bucket|count|sum|created|nodes)$"
+    )
     metrics = Metrics(snapshot, lambda: True, "fake")
     metrics.finished("stop")
     metrics.responded("chat", 200)

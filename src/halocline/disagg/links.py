@@ -1,0 +1,177 @@
+"""The real `Post`: connections over TCP or, on one host, over a Unix socket beside shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from itertools import count
+from pathlib import Path
+
+from halocline.disagg.arena_pages import ArenaPages
+from halocline.disagg.connection import Connection, Counts, Home
+from halocline.disagg.landings import Landings
+from halocline.disagg.messages import Hello, Message
+from halocline.disagg.post import Down, News
+from halocline.errors import ConfigError
+from halocline.schedule.events import PoolPages
+
+BACKLOG = 64
+SOCKET_NAME = "link.sock"
+FIGURES = ("sent_bytes", "received_bytes", "sent_page_bytes", "received_page_bytes")
+
+
+class LinkPost:
+    """All connections of one worker. Not for several threads, but for what its own threads tell."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        secret: bytes,
+        pages: ArenaPages,
+        landings: Landings,
+        descriptor: int | None = None,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """`listener`: where other workers dial; None: this one dials only.
+
+        `descriptor`: the arena's memory, open for reading, for dialers on this host; a Unix listener needs it.
+        """
+        self._listener = listener
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+        self._connections: dict[str, Connection] = {}
+        self._ended = Counts()
+        self._news: deque[News] = deque()
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_closed = False
+        self._home = Home(hello, secret, pages, landings, descriptor, self._tell)
+        self._accepting: threading.Thread | None = None
+        if listener is not None:
+            self._accepting = threading.Thread(target=self._accept_all, name="halocline-links", daemon=True)
+            self._accepting.start()
+
+    @property
+    def address(self) -> str:
+        """Where other workers dial; empty where they cannot."""
+        if self._listener is None:
+            return ""
+        if self._listener.family == socket.AF_UNIX:
+            return f"shm://{self._listener.getsockname()}"
+        host, port = self._listener.getsockname()[:2]
+        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+    def poll(self) -> list[News]:
+        """Return what has happened since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        news: list[News] = []
+        while self._news:
+            news.append(self._news.popleft())
+        for each in news:
+            if isinstance(each, Down):
+                self._forget(each.peer)
+        return news
+
+    def fileno(self) -> int:
+        """Return the eventfd that is readable when `poll` has something."""
+        return self._event
+
+    def dial(self, address: str) -> str:
+        """Begin to connect; return the name of the connection."""
+        return self._add(address, None)
+
+    def send(self, peer: str, message: Message, runs: Sequence[PoolPages] = ()) -> None:
+        """Queue a message; a peer that is down gets nothing."""
+        connection = self._connections.get(peer)
+        if connection is not None:
+            connection.send(message, runs)
+
+    def recall(self, peer: str, request: str, attempt: int) -> None:
+        """When this returns, no page of the attempt is read for the peer any more."""
+        connection = self._connections.get(peer)
+        if connection is not None:
+            connection.recall(request, attempt)
+
+    def hang_up(self, peer: str, why: str) -> None:
+        """Close one connection."""
+        connection = self._connections.get(peer)
+        if connection is not None:
+            connection.hang_up(why)
+
+    def figures(self) -> Mapping[str, int]:
+        """Return bytes since the start."""
+        with self._lock:
+            every = [self._ended, *(each.counts for each in self._connections.values())]
+        return dict(zip(FIGURES, map(sum, zip(*map(astuple, every), strict=True)), strict=True))
+
+    def close(self) -> None:
+        """Close everything; a second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            if self._listener.family == socket.AF_UNIX:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._listener.getsockname())
+        with self._lock:
+            connections = list(self._connections.values())
+        for connection in connections:
+            connection.hang_up("this worker ends")
+        for connection in connections:
+            connection.join()
+        if self._accepting is not None and self._listener is not None:
+            self._accepting.join()
+            self._listener.close()
+        os.close(self._event)
+
+    def _accept_all(self) -> None:
+        assert self._listener is not None, "there is somebody to accept from"
+        while not self._is_closed:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            self._add("", sock)
+
+    def _add(self, address: str, sock: socket.socket | None) -> str:
+        name = f"peer-{next(self._numbers)}"
+        with self._lock:
+            self._connections[name] = Connection(name, self._home, address or name, sock)
+        return name
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            connection = self._connections.pop(name, None)
+            if connection is not None:
+                pairs = zip(astuple(self._ended), astuple(connection.counts), strict=True)
+                self._ended = Counts(*map(sum, pairs))
+
+    def _tell(self, news: News) -> None:
+        self._news.append(news)
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._event, 1)
+
+
+def listen_for_links(kind: str, host: str, port: int, folder: Path) -> socket.socket:
+    """Return a listening socket for links of a kind; raises ConfigError when it cannot be had."""
+    try:
+        if kind == "shm":
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(folder / SOCKET_NAME))
+            listener.listen(BACKLOG)
+            return listener
+        return socket.create_server((host, port), backlog=BACKLOG, family=_family(host))
+    except OSError as error:
+        where = f"{host}:{port}" if kind == "tcp" else str(folder)
+        raise ConfigError([f"cannot listen for links on {where}: {error.strerror or error}"]) from error
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

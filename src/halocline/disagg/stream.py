@@ -1,0 +1,117 @@
+"""What goes over a socket: a proof that both sides know the secret, then frames. Nothing else is ever parsed.
+
+    preface     "HALOLINK" version nonce(32)             both ways
+    proof       HMAC-SHA256(secret, side, both nonces)   both ways; before it is right, nothing of the peer is read
+    frame       "HL" kind(1) length(4) body(length)
+    pages       a frame; over TCP each page follows with its xxh3 behind it, on one host the frame says where they lie
+
+Every length is compared with its limit before anything is allocated for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from halocline.disagg.messages import MAX_MESSAGE_BYTES, MAX_POOLS, PROTOCOL_VERSION
+from halocline.errors import LinkError
+
+PREFACE = b"HALOLINK" + bytes([PROTOCOL_VERSION])
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+HEAD = struct.Struct("<2sBI")
+MAGIC = b"HL"
+MESSAGE, PAGES = 1, 2
+SUM_BYTES = 8
+MAX_FRAME_BYTES = 2 * MAX_MESSAGE_BYTES
+Side = Literal["dialer", "listener"]
+
+
+class Frame(NamedTuple):
+    """One frame as it came."""
+
+    kind: int
+    body: bytearray
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that it took on the wire."""
+        return HEAD.size + len(self.body)
+
+
+class PagesBody(msgspec.Struct, frozen=True, array_like=True):
+    """The body of a frame that brings pages, or says where they lie."""
+
+    message: bytes
+    """A packed `messages.Pages`."""
+    numbers: Annotated[tuple[bytes, ...], Meta(max_length=MAX_POOLS)] = ()
+    """On one host: page numbers in the sender's arena, int32, of each pool."""
+    sums: bytes = b""
+    """On one host: the xxh3 of each page, uint64, in the same order."""
+
+
+encode_pages = msgspec.msgpack.Encoder().encode
+_pages_decoder = msgspec.msgpack.Decoder(PagesBody)
+
+
+def decode_pages(body: bytearray) -> PagesBody:
+    """Unpack the body of a frame of pages; raises LinkError when it is none."""
+    try:
+        return _pages_decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise LinkError(f"what came is no frame of pages: {str(error)[:200]}") from error
+
+
+def prove(sock: socket.socket, secret: bytes, side: Side) -> None:
+    """Prove to the peer that this side knows the secret, and have it prove the same; raises LinkError or OSError."""
+    own = secrets.token_bytes(NONCE_BYTES)
+    sock.sendall(PREFACE + own)
+    preface = bytes(receive(sock, len(PREFACE) + NONCE_BYTES))
+    if not preface.startswith(PREFACE):
+        raise LinkError("the peer does not speak this version of the link protocol")
+    other = preface[len(PREFACE) :]
+    nonces = own + other if side == "dialer" else other + own
+    sock.sendall(_proof(secret, side, nonces))
+    theirs: Side = "listener" if side == "dialer" else "dialer"
+    if not hmac.compare_digest(bytes(receive(sock, PROOF_BYTES)), _proof(secret, theirs, nonces)):
+        raise LinkError("the peer does not know this group's link token")
+
+
+def _proof(secret: bytes, side: Side, nonces: bytes) -> bytes:
+    return hmac.new(secret, side.encode() + nonces, hashlib.sha256).digest()
+
+
+def frame(kind: int, body: bytes) -> bytes:
+    """Return a whole frame."""
+    if len(body) > MAX_FRAME_BYTES:
+        raise LinkError(f"a frame of {len(body)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+    return HEAD.pack(MAGIC, kind, len(body)) + body
+
+
+def receive_frame(sock: socket.socket, limit_bytes: int = MAX_FRAME_BYTES) -> Frame:
+    """Wait for one frame; raises LinkError for one that is none or too long, ConnectionError at the end."""
+    magic, kind, length = HEAD.unpack(receive(sock, HEAD.size))
+    if magic != MAGIC or kind not in (MESSAGE, PAGES):
+        raise LinkError("what came is no frame")
+    if length > limit_bytes:
+        raise LinkError(f"a frame announces {length} bytes; the limit is {limit_bytes}")
+    return Frame(kind, receive(sock, length))
+
+
+def receive(sock: socket.socket, size: int) -> bytearray:
+    """Wait for exactly so many bytes; raises ConnectionError when the connection ends before."""
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        got = sock.recv_into(view, len(view), socket.MSG_WAITALL)
+        if not got:
+            raise ConnectionError("the connection ended")
+        view = view[got:]
+    return data
