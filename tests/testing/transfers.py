@@ -15,6 +15,7 @@ import numpy as np
 from halocline.cache.keys import Namespace
 from halocline.memory.arena import Arena
 from halocline.memory.layout import ArenaLayout
+from halocline.memory.retention import Chunked, Sliding
 from halocline.params import SamplingParams
 from halocline.schedule.events import (
     Abort,
@@ -55,12 +56,14 @@ class Side(World):
         super()._take([update for update in updates if isinstance(update, PLAIN)])
         for update in updates:
             if isinstance(update, LandingReady | PagesReady):
-                assert self.scheduler._outstanding is None, f"{update} is told before its step's moves are done"
                 self.assert_stays(update.pools)
         self.said.extend(updates)
 
     def assert_stays(self, pools: Sequence[PoolPages]) -> None:
-        """All pages that were told are pinned in force: they cannot move, die or be freed."""
+        """All pages that were told are pinned in force, and no move that is yet to be done concerns them."""
+        step = self.scheduler._outstanding
+        for move in () if step is None else step.plan.moves:
+            assert not {move.source, move.target} & set(pools[move.pool].pages.tolist()), f"told before {move} is done"
         for pool, run in zip(self.arena.pools, pools, strict=True):
             assert (pool.pins[pool.index_at[run.pages]] > 0).all(), f"told, and not pinned: {run}"
 
@@ -89,6 +92,8 @@ class Pair:
         self.copied_pages = 0
         self._landed: dict[tuple[str, int], set[tuple[int, int]]] = {}
         """By request and attempt: the (pool, page index) that were copied."""
+        self.is_cut = False
+        """Whether positions do not arrive that the first decode does not read, as from a worker with smaller pages."""
         self.offers_at_once = True
         self.took_at_once = True
         """Whether the sender hears at once that a chunk has arrived; else its pages stay pinned until the end."""
@@ -172,7 +177,7 @@ class Pair:
                 if name in self.landings and update.attempt == self.attempts[name]:
                     self.assert_landed(name)
                     del self.landings[name]
-                    self.decode.tell(Landed(name, update.attempt, update.token_id, update.logprobs))
+                    self.decode.tell(Landed(name, update.attempt, update.token_id, update.logprobs, self.is_cut))
                     self.prefill.tell(PeerReleased(name, update.attempt))
             case Failed() if name in self.landings:
                 self.landings.pop(name)
@@ -190,8 +195,17 @@ class Pair:
                 to = int(target.pages[place])
                 self.decode.backend.claim(pool, np.array([to]))
                 here.raw[to], here.deep[to] = there.raw[page], there.deep[page]
+                if self.is_cut:
+                    self._cut(pool, to, at, len(self.decode.arrivals[landing.request_id].prompt))
                 self.copied_pages += 1
                 self._landed.setdefault((landing.request_id, landing.attempt), set()).add((pool, at))
+
+    def _cut(self, pool: int, page: int, at: int, fill: int) -> None:
+        layout = self.decode.layout.pools[pool]
+        if isinstance(layout.retention, Sliding | Chunked):
+            lacking = max(0, layout.retention.first_needed(fill) - at * layout.page_tokens)
+            self.decode.backend.pools[pool].raw[page, :lacking] = 0xC07
+            self.decode.backend.pools[pool].deep[page, :lacking] = 0xC07
 
     def assert_landed(self, name: str) -> None:
         """Every page of the landing was sent, once all chunks are told."""

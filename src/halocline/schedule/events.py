@@ -89,6 +89,9 @@ class Landed:
     attempt: int
     token_id: int
     logprobs: TokenLogprobs | None = None
+    is_cut: bool = False
+    """Whether positions of a window's first page that the first decode does not read may not have come: the other
+    worker's pages are smaller. Such a page is never given to the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@
 
 A chunk hands over all its whole granules. A decode does so when the first of its own pages leaves a window, all whole
 granules at once: that is once per window length and not once per granule, and what leaves in between is the tree's
-already. Own pages that leave a window before their granule is whole are freed: nobody could resume on them.
+already. Own pages that leave a window before their granule is whole are freed: nobody could resume on them. So are
+those of a request that was received in smaller pages, until its windows have passed the page that came in part.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Handover:
     def finish(self, request: Request, holding: Holding) -> None:
         """Hand over all whole granules of a request that leaves now, without what an outstanding step computes."""
         lock, begins = lock_of(holding), self._windows_begin(request.computed)
+        if holding.is_torn:
+            return  # what it would leave is no boundary to come back to
         end = max(lock.inserted_tokens, floor_to(request.computed, self._granule_tokens))
         self._free_passed(holding, begins, end)
         own = self._own(holding, lock)
@@ -81,6 +84,9 @@ class Handover:
     def _step_of(self, request: Request, holding: Holding, begins: list[int]) -> Advance:
         lock, computed = lock_of(holding), request.computed
         inserted, protect = lock.inserted_tokens, computed == request.prompt_tokens
+        if holding.is_torn:  # nothing is handed over before its windows have passed the torn pages
+            self._free_passed(holding, begins, inserted)
+            return Advance(lock, key_of(request), inserted, computed, self._no_own)
         if computed > request.resumed_at and not self._own_page_leaves(holding, begins, inserted):
             key = request.prefix  # not read: nothing is inserted
             return Advance(lock, key if key is not None else key_of(request), inserted, computed, self._no_own, protect)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import lcm
+from operator import lt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ _NOWHERE: Places = np.empty(0, dtype=np.int32)
 class Holding:
     """The pages of one request. Written by `Keeper` only."""
 
-    __slots__ = ("first_page", "grant", "handles", "lock", "page_until", "places", "saved", "slide_at")
+    __slots__ = ("first_page", "first_whole", "grant", "handles", "lock", "page_until", "places", "saved", "slide_at")
 
     def __init__(self, grant: Grant, pools: int, lock: Lock | None = None) -> None:
         """Hold nothing yet."""
@@ -45,12 +46,19 @@ class Holding:
         """Where these pages are now. Looked up in bulk for new pages and after moves only: a step of 256 long requests
         would spend a fifth of its time on looking up what has not changed."""
         self.first_page = [0] * pools
+        self.first_whole = [0] * pools
+        """Pages before this one lack positions that nobody reads here: they are not for the prefix cache."""
         self.saved: list[Handles] = [_NONE] * pools
         """Of a state pool: the page into which this step saves a checkpoint, while it does."""
         self.page_until = 0
         """The first position without a page in some pool."""
         self.slide_at = NEVER
         """The number of computed tokens at which some pool gives up a page."""
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether the table begins with a page that lacks positions."""
+        return any(map(lt, self.first_page, self.first_whole))
 
     @property
     def pages(self) -> Demand:
@@ -139,6 +147,13 @@ class Keeper:
                 holding.handles[pool], holding.places[pool] = holding.handles[pool][gone:], holding.places[pool][gone:]
                 holding.first_page[pool] = begin
         holding.slide_at = self._slide_at(holding)
+
+    def tear(self, holding: Holding, tokens: int) -> None:
+        """Note that a window's first page may lack the positions that position `tokens` does not read."""
+        for pool, page_tokens, retention in self._windows:
+            first = retention.first_needed(tokens)
+            if first % page_tokens and holding.first_page[pool] == first // page_tokens:
+                holding.first_whole[pool] = holding.first_page[pool] + 1
 
     def wanted_at(self, holding: Holding, tokens: int) -> Demand:
         """Return the pages that a request lacks whose first `tokens` positions will stand there without a chunk."""

@@ -62,7 +62,7 @@ class HostDesk:
     def offload(self, request: Request) -> None:
         """Copy what `request` would resume from, before it gives its pages up; only while a step is planned."""
         host, holding = self._host, request.holding
-        if host is None or holding is None or request.computed == 0:
+        if host is None or holding is None or request.computed == 0 or holding.is_torn:
             return
         first_page, sources = self._live_pages(holding, request.computed)
         demand = Demand(map(len, sources))

@@ -75,6 +75,8 @@ class Receiving:
         if request is None or request.landing is None or not request.landing.is_told:
             return
         self._roster.land(request)
+        if event.is_cut:
+            self._keeper.tear(holding_of(request), request.computed)
         self._results.take_first(request, Sampled(request.id, event.token_id, event.logprobs))
 
     def lost(self, event: Lost) -> None:

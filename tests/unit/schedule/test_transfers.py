@@ -256,6 +256,31 @@ def test_window_pages_that_are_cached_and_still_read_do_not_travel_either() -> N
     assert (holding.first_page[1], len(holding.handles[1])) == (4, 5)
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_page_that_came_in_part_is_never_cached_and_what_follows_it_is(is_cut: bool) -> None:
+    """Position 12 reads from 6 on: of page 0 of the window, a worker with smaller pages has sent two positions only."""
+    pair = Pair((tiny_layout(((Full(), 8, 1), (Sliding(7), 8, 1)), 30), rules(prefix_cache=True)))
+    pair.is_cut = is_cut
+    text = prompt(12)
+    pair.submit("a", text, 30)
+    pair.run_until(lambda: len(pair.decode.outputs["a"]) == 2)
+    pair.decode.arrive("early", (*text[:8], 5, 5), 3)
+    pair.run_until(lambda: "early" in pair.decode.ends)
+    assert pair.decode.cached_tokens["early"] == (0 if is_cut else 8)
+    pair.run()
+    pair.decode.arrive("late", (*text, *pair.decode.outputs["a"]), 3)
+    pair.run().assert_all_finished()
+    assert pair.decode.cached_tokens["late"] == 40
+
+
+def test_a_request_that_leaves_before_its_windows_passed_such_a_page_leaves_nothing() -> None:
+    pair = Pair((tiny_layout(((Full(), 8, 1), (Sliding(7), 8, 1)), 30), rules(prefix_cache=True)))
+    pair.is_cut = True
+    pair.submit("a", prompt(12), 2)
+    pair.run().assert_all_finished()
+    assert not pair.decode.scheduler.figures().arena.cached_bytes
+
+
 # ---- receive: ends
 
 
