@@ -17,10 +17,11 @@ SWALLOWED_BYTES = 64 * MIB
 
 async def read_object(request: Request) -> dict[str, Any]:
     """Return the JSON object that the request's body holds."""
-    return parse_object(await _read(request))
+    return parse_object(await read_body(request))
 
 
-async def _read(request: Request) -> bytes:
+async def read_body(request: Request) -> bytes:
+    """Return the request's body as it is; raises ApiError 413 when it is too large."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > SWALLOWED_BYTES:
         raise _too_large(int(declared))

@@ -13,12 +13,11 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
 
-from halocline.api.ports import Front
 from halocline.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -54,10 +53,18 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
+class Drainable(Protocol):
+    """What takes requests behind the application: a front end, or a router's desk."""
+
+    async def drain(self, seconds: float) -> int:
+        """Take no new requests, wait for those that run, end the rest; returns how many those were."""
+        ...
+
+
 class Server:
     """Serves one application until it is told to stop."""
 
-    def __init__(self, app: FastAPI, front: Front, listener: socket.socket, *, drain_seconds: float = 5.0) -> None:
+    def __init__(self, app: FastAPI, front: Drainable, listener: socket.socket, *, drain_seconds: float = 5.0) -> None:
         self._front = front
         self._listener = listener
         self._drain_seconds = drain_seconds

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from halocline.cli import bench, chat, demo, generate, plan, replay, serve
+from halocline.cli import bench, chat, demo, generate, plan, replay, route, serve
 from halocline.cli.migrate import explain
 from halocline.errors import ConfigError, EngineDeadError, FailedError, HaloclineError, OverloadedError
 
@@ -23,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 app.command("serve")(serve.serve)
+app.command("route")(route.route)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("bench")(bench.bench)

@@ -58,12 +58,13 @@ def with_settings(
     return decorate
 
 
-def with_record(record: type, argument: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_record(record: type, argument: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the fields of a record of settings as options; it is called with the finished one as `settings`.
 
-    `argument`: the field that is given without a flag. The record checks itself as a whole when it is made.
+    `argument`: the field that is given without a flag, if there is one. The record checks itself as a whole when it is
+    made.
     """
-    first, *others = sorted(fields(record), key=lambda each: each.name != argument)
+    flags = [each for each in fields(record) if each.name != argument]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(**given: Any) -> None:
@@ -71,9 +72,11 @@ def with_record(record: type, argument: str) -> Callable[[Callable[..., None]], 
             values = {name: tuple(value) if isinstance(value, list) else value for name, value in typed.items()}
             command(settings=record(**values))
 
-        place = typer.Argument(metavar=argument.upper(), help=first.metadata["help"], show_default=False)
-        parameters = [_keyword(argument, Annotated[str | None, place])]
-        parameters += [_parameter(each, each.default) for each in others]
+        parameters = [_parameter(each, each.default) for each in flags]
+        if argument is not None:
+            text = next(each.metadata["help"] for each in fields(record) if each.name == argument)
+            place = typer.Argument(metavar=argument.upper(), help=text, show_default=False)
+            parameters.insert(0, _keyword(argument, Annotated[str | None, place]))
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
