@@ -184,7 +184,8 @@ class Exchange:
             why = f"the worker at {connection.address or news.peer} cannot work with this one: " + "; ".join(problems)
             self._hang_up(news.peer, why, now)
         elif connection.address is not None:
-            peer = Peer(news.peer, news.hello.facts.granule_tokens)
+            theirs = news.hello.facts
+            peer = Peer(news.peer, theirs.granule_tokens, wire.cuts_windows(self._own.facts, theirs))
             self._do(self.receiver.up(connection.address, peer, now), now)
 
     def _down(self, peer: str, why: str, now: float) -> None:

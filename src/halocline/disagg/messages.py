@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from halocline.errors import LinkError
 from halocline.memory.layout import ArenaLayout, LayerPlace, PoolLayout
-from halocline.memory.retention import State, describe
+from halocline.memory.retention import Full, State, describe
 from halocline.params import MAX_SALT_CHARACTERS, SamplingParams
 from halocline.step import TokenLogprobs
 
@@ -310,6 +310,17 @@ def _places(pool: PoolFacts) -> list[tuple[str, int, int]]:
 def has_equal_pages(own: PoolFacts, other: PoolFacts) -> bool:
     """Whether a page of `other` can be taken over byte by byte."""
     return (own.page_tokens, own.page_bytes) == (other.page_tokens, other.page_bytes) and _places(own) == _places(other)
+
+
+def cuts_windows(own: PeerFacts, other: PeerFacts) -> bool:
+    """Whether `other` may send less than a page of ours in a pool that does not hold everything.
+
+    It sends whole pages of its own from the first position that decoding reads; where those are shorter, our page
+    begins before them.
+    """
+    whole = (describe(Full()), describe(State()))
+    pairs = zip(own.pools, other.pools, strict=True)
+    return any(theirs.page_tokens < ours.page_tokens for ours, theirs in pairs if ours.name not in whole)
 
 
 def check_peer(own: Hello, other: Hello, who: str) -> None:

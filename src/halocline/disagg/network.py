@@ -266,13 +266,22 @@ class Network:
         if post.is_dead:
             return
         if post.is_stopped:
-            post.held.append(lambda: self._load(parcel, rest))
+            post.held.append(partial(self._load, parcel, rest))
+            return
+        there = parcel.end.other
+        if (
+            there is not None and there.post.is_stopped
+        ):  # nobody drains the connection, so nothing more goes on the wire
+            there.post.held.append(partial(self._load, parcel, 0.0))
             return
         if not any(each is parcel for each in post.outgoing):
             return
         post.outgoing = [each for each in post.outgoing if each is not parcel]
         parcel.cargo = post.memory.read(parcel.runs)
-        self.at(self.now + max(0.0, rest), lambda: self._arrive(parcel))
+        if rest > 0.0:
+            self.at(self.now + rest, partial(self._arrive, parcel))
+        else:
+            self._arrive(parcel)
 
     def _arrive(self, parcel: Parcel) -> None:
         end = parcel.end
@@ -317,7 +326,7 @@ def digest(cargo: Cargo) -> int:
     """Return the xxh3 of all bytes of `cargo`."""
     hasher = xxhash.xxh3_64()
     for pages in cargo:
-        hasher.update(np.ascontiguousarray(pages))
+        hasher.update(np.ascontiguousarray(pages).data)
     return hasher.intdigest()
 
 

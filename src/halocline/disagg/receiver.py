@@ -43,6 +43,8 @@ class Peer:
 
     name: str
     granule_tokens: int
+    is_cut: bool = False
+    """Whether its pages of some window are shorter than ours: then it may send a part of one of our pages only."""
 
 
 @dataclass(slots=True)
@@ -259,7 +261,8 @@ class Receiver:
             return self._lose(session, f"the peer is done, and {missing} pages never came", now)
         del self._sessions[key.request]
         self.landed += 1
-        landed = Landed(key.request, key.attempt, done.token_id, done.logprobs)
+        is_cut = session.peer is not None and session.peer.is_cut
+        landed = Landed(key.request, key.attempt, done.token_id, done.logprobs, is_cut)
         return [CloseLanding(key), Tell(landed), Send(key.peer, wire.Release(key.request, key.attempt))]
 
     # ---- time, and losses

@@ -81,7 +81,7 @@ def draw(seed: int) -> Sketch:
     shared = _pools(random, retentions) if random.random() < 0.6 else None
     workers = []
     for address in ("p0", "p1", "d0", "d1")[random.choice((0, 1, 1)) :][: random.choice((3, 4))]:
-        pools = shared or _pools(random, retentions, workers[-1].layout.pools if workers else None)
+        pools = shared or _pools(random, retentions)
         rules = _rules(random, longest, max((p.page_tokens for p in pools if p.is_positional), default=1), eos)
         workers.append(WorkerSketch(address, _arena(random, pools, rules, longest), rules, random.choice((0.02, 0.1))))
     return Sketch(
@@ -98,15 +98,9 @@ def _retentions(random: Random) -> tuple[Retention, ...]:
     return tuple(sorted(kinds, key=lambda kind: order[type(kind)]))
 
 
-def _pools(
-    random: Random, retentions: tuple[Retention, ...], before: tuple[PoolLayout, ...] | None = None
-) -> tuple[PoolLayout, ...]:
-    """Return pools whose windows have pages no longer than those of the worker `before`: what lands is whole then."""
-    logs, per_slab = [], [random.randint(1, 4) for _ in retentions]
-    for at, kind in enumerate(retentions):
-        is_free = before is None or isinstance(kind, Full)
-        most = 3 if is_free else before[at].page_tokens.bit_length() - 1  # type: ignore[index]
-        logs.append(0 if isinstance(kind, State) else random.randint(0, most))
+def _pools(random: Random, retentions: tuple[Retention, ...]) -> tuple[PoolLayout, ...]:
+    per_slab = [random.randint(1, 4) for _ in retentions]
+    logs = [0 if isinstance(kind, State) else random.randint(0, 3) for kind in retentions]
     places = [
         place_layers([_layer(number, kind)], 1 << log)
         for number, (kind, log) in enumerate(zip(retentions, logs, strict=True))

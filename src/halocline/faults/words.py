@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from halocline.disagg import messages as wire
 from halocline.disagg.actions import Key
@@ -40,6 +41,7 @@ class ByteBackend(FakeBackend):
         """Return one word per page and position, `offset` bytes behind the beginning of each page."""
         return np.ndarray(shape, np.uint64, self.arena.data, offset, (stride_bytes, WORD_BYTES))
 
+    @override
     def claim(self, pool: int, pages: NDArray[np.int64]) -> None:
         """Ruin nothing: what another pool left in a slab is overwritten as bytes are."""
 

@@ -143,11 +143,15 @@ class World:
         if not worker.is_current or number != worker.turn:
             return
         if worker.post.is_stopped:
-            worker.post.held.append(partial(self._turn, worker, number))
+            worker.post.held.append(partial(self._wake, worker))
         elif worker.begin(self.now):
             self.network.at(self.now + worker.sketch.step_seconds, partial(self._finish, worker))
         else:
             self._finish(worker)
+
+    def _wake(self, worker: Worker) -> None:
+        """Go on after a stop; the links, which have threads of their own, may be sooner."""
+        self._turn_at(worker, self.now + self._random.random() * 4 * LATENCY_SECONDS)
 
     def _finish(self, worker: Worker) -> None:
         if not worker.is_current:
