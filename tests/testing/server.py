@@ -79,7 +79,12 @@ class LiveServer:
 
 @contextmanager
 def live_server(
-    *, spec: Spec | None = None, chat: Chat | None = None, api_key: str | None = None, **settings: Any
+    *,
+    spec: Spec | None = None,
+    chat: Chat | None = None,
+    api_key: str | None = None,
+    link_token: str | None = None,
+    **settings: Any,
 ) -> Iterator[LiveServer]:
     """Serve until the block ends; `settings` go to the fake engine, `spec` and `chat` replace it by another."""
     health_seconds, drain_seconds = settings.pop("health_seconds", 30.0), settings.pop("drain_seconds", 0.0)
@@ -92,7 +97,10 @@ def live_server(
         try:
             front = FrontEnd(client, chat or fake_chat(), health_seconds=health_seconds)
             server = Server(
-                create_app(front, api_key=api_key), front, listen("127.0.0.1", 0), drain_seconds=drain_seconds
+                create_app(front, api_key=api_key, link_token=link_token),
+                front,
+                listen("127.0.0.1", 0),
+                drain_seconds=drain_seconds,
             )
             ready.append(LiveServer(asyncio.get_running_loop(), client, front, server))
             started.set()
