@@ -41,6 +41,7 @@ from halocline.schedule.events import (
     Update,
 )
 from halocline.schedule.scheduler import Rules, Scheduler
+from halocline.step import StepPlan
 from testing.schedule import World, greedy, prompt
 
 PLAIN = Accepted | Admitted | Failed | NewToken | Rejected
@@ -51,6 +52,15 @@ class Side(World):
     """A world that keeps what its scheduler says to the other worker."""
 
     said: deque[Update] = field(default_factory=deque)
+    bare_plans: int = 0
+    """Plans so far that computed nothing."""
+
+    def plan(self) -> StepPlan | None:
+        """Plan a step, with all checks."""
+        plan = super().plan()
+        assert plan is None or plan.has_work, "a step without work is no step"
+        self.bare_plans += plan is not None and not plan.segments
+        return plan
 
     def _take(self, updates: Sequence[Update]) -> None:
         super()._take([update for update in updates if isinstance(update, PLAIN)])
@@ -89,6 +99,8 @@ class Pair:
         """Every piece that was told."""
         self.tokens: dict[str, Computed] = {}
         self.sent: list[str] = []
+        self.revoked = 0
+        """Landings that were asked back for a senior."""
         self.copied_pages = 0
         self._landed: dict[tuple[str, int], set[tuple[int, int]]] = {}
         """By request and attempt: the (pool, page index) that were copied."""
@@ -161,6 +173,7 @@ class Pair:
                 self.prefill.tell(PeerAccepted(name, update.attempt, update.start_tokens))
             case RevokeWanted():
                 if name in self.landings:
+                    self.revoked += 1
                     self.lose(name)
 
     def _from_prefill(self, update: Update) -> None:
