@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 
 from halocline.faults.sketch import draw
-from halocline.faults.world import MOST_FAULTS, explore
+from halocline.faults.world import MOST_FAULTS, explore, explore_many
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,23 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(story.line())
         print(story.details, end="")
         return 0 if story.fault is None else 1
-    return _run_many(chosen.seed, chosen.faults, chosen.most)
-
-
-def _run_many(seed: int, faults: int, most: int) -> int:
-    kinds, ends, broken, began = Counter[str](), Counter[str](), 0, time.perf_counter()
-    worlds = 0
-    while kinds.total() < faults:
-        story = explore(seed + worlds, most)
-        worlds += 1
-        kinds.update(story.faults)
-        ends.update(story.ends)
-        if story.fault is not None:
-            broken += 1
-            print(story.line())
-    print(f"{kinds.total()} faults {dict(kinds)} in {worlds} worlds, {time.perf_counter() - began:.1f} s")
-    print(f"{ends.total()} requests {dict(ends)}; {broken} worlds broke a law")
-    return 1 if broken else 0
+    began = time.perf_counter()
+    tally = explore_many(chosen.seed, chosen.faults, chosen.most)
+    print("\n".join(tally.lines()))
+    print(f"{time.perf_counter() - began:.1f} s")
+    return 1 if tally.broken else 0
 
 
 if __name__ == "__main__":

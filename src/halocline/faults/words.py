@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from halocline.disagg import messages as wire
 from halocline.disagg.actions import Key
@@ -41,8 +40,7 @@ class ByteBackend(FakeBackend):
         """Return one word per page and position, `offset` bytes behind the beginning of each page."""
         return np.ndarray(shape, np.uint64, self.arena.data, offset, (stride_bytes, WORD_BYTES))
 
-    @override
-    def claim(self, pool: int, pages: NDArray[np.int64]) -> None:
+    def claim(self, pool: int, pages: NDArray[np.int64]) -> None:  # type: ignore[explicit-override] # of Python 3.12
         """Ruin nothing: what another pool left in a slab is overwritten as bytes are."""
 
 

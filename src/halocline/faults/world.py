@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -307,6 +308,48 @@ class World:
         return Story(
             self.sketch.seed, faults, len(ends), counts, self.now, self.steps, self.totals, digest, fault, details
         )
+
+
+@dataclass
+class Tally:
+    """What came of many worlds."""
+
+    worlds: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    broken: list[Story] = field(default_factory=list)
+    digest: str = ""
+    """Of the digests of all worlds, in order."""
+
+    @property
+    def fault_count(self) -> int:
+        """How many faults were injected."""
+        return self.faults.total()
+
+    def lines(self) -> list[str]:
+        """Return broken laws, and what was explored, in words."""
+        faults = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items()))
+        ends = ", ".join(f"{count} {end}" for end, count in sorted(self.ends.items()))
+        return [
+            *(story.line() for story in self.broken),
+            f"{self.fault_count} faults ({faults}) in {self.worlds} worlds; {self.ends.total()} requests: {ends}",
+            f"{len(self.broken)} worlds broke a law; digest {self.digest}",
+        ]
+
+
+def explore_many(first_seed: int, faults: int, most_faults: int = MOST_FAULTS) -> Tally:
+    """Run one world after the other until so many faults were injected; never more than one world per fault."""
+    tally, digest = Tally(), hashlib.sha256()
+    while tally.fault_count < faults and tally.worlds < faults:
+        story = explore(first_seed + tally.worlds, most_faults)
+        tally.worlds += 1
+        tally.faults.update(story.faults)
+        tally.ends.update(story.ends)
+        digest.update(story.digest.encode())
+        if story.fault is not None:
+            tally.broken.append(story)
+    tally.digest = digest.hexdigest()[:16]
+    return tally
 
 
 def explore(
