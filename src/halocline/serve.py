@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import Queue
 
@@ -31,6 +32,7 @@ from halocline.compose import Prepared, open_front, prepare
 from halocline.config import Config
 from halocline.errors import EngineDeadError
 from halocline.memory.facts import CapacityFacts
+from halocline.route import TOKEN_VARIABLE, link_token_of
 
 logger = logging.getLogger("halocline.serve")
 
@@ -43,9 +45,10 @@ def run_server(config: Config) -> int:
     """Serve until told to stop; returns the exit code. Raises ConfigError or ModelError before it serves."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
     logging.getLogger("halocline").setLevel(config.log_level.upper())
+    config = replace(config, link_token=link_token(config))
     with listen(config.host, config.port) as listener:
         try:
-            with _sigterm_is_ctrl_c():
+            with sigterm_is_ctrl_c():
                 prepared = prepare(config)
         except KeyboardInterrupt:
             # Told to stop before there was anything to serve.
@@ -54,6 +57,13 @@ def run_server(config: Config) -> int:
         if prepared.memory is not None:
             say(*memory_lines(config, prepared.memory.facts))
         return asyncio.run(_serve(prepared, listener))
+
+
+def link_token(config: Config) -> str | None:
+    """Return the secret of the group that this server belongs to; None: it belongs to none. Raises ConfigError."""
+    if config.role == "both" and config.link_token is None and not os.environ.get(TOKEN_VARIABLE):
+        return None
+    return link_token_of(config.link_token)
 
 
 async def _serve(prepared: Prepared, listener: socket.socket) -> int:
@@ -67,8 +77,11 @@ async def _serve(prepared: Prepared, listener: socket.socket) -> int:
         capacity = front.client.hello.capacity
         if prepared.memory is None and capacity is not None:
             say(*memory_lines(prepared.config, capacity))
-        app = create_app(front, api_key=prepared.config.api_key)
+        app = create_app(front, api_key=prepared.config.api_key, link_token=prepared.config.link_token)
         server = Server(app, front, listener, drain_seconds=prepared.config.drain_seconds)
+        link = front.client.hello.link
+        if link is not None:
+            say(f"role {link.role}{f', links at {link.address}' if link.address else ''}")
         url = _url(*server.address)
         say(f"{SERVING_AT}{url}", *_try_it(url, prepared), "Ctrl-C stops")
         code = await server.serve()
@@ -85,7 +98,7 @@ def memory_lines(config: Config, facts: CapacityFacts) -> list[str]:
 
 
 @contextmanager
-def _sigterm_is_ctrl_c() -> Iterator[None]:
+def sigterm_is_ctrl_c() -> Iterator[None]:
     """While this lasts, SIGTERM raises KeyboardInterrupt: what is being fetched or converted cleans up after itself."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
