@@ -189,6 +189,7 @@ def _setups(settings: ReplaySettings) -> tuple[Setup, ...]:
         max_running_requests=settings.max_running_requests,
         max_model_len=settings.max_model_len,
         leap_tokens=settings.leap,
+        host_bytes=settings.host_budget_bytes,
         instant_prefill=settings.instant_prefill,
         ttft_limit_seconds=settings.ttft_limit_seconds,
         tpot_limit_seconds=settings.tpot_limit_seconds,
@@ -262,6 +263,8 @@ def _asked(prepared: Prepared) -> dict[str, str]:
     }
     if settings.kv_dtype != "auto":
         asked["K and V"] = settings.kv_dtype
+    if setup.host_bytes:
+        asked["host memory"] = f"{format_bytes(setup.host_bytes)} ({setup.host_bytes:,} bytes)"
     if settings.instant_prefill:
         asked["prefill"] = "takes no time"
     if settings.leap > 1:

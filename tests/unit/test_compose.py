@@ -69,6 +69,37 @@ def test_the_prefix_cache_is_what_the_operator_said(folder: Path, word: str) -> 
         parts.backend.close()
 
 
+def test_the_host_arena_is_the_operators_and_its_bytes_are_no_part_of_the_arenas(folder: Path) -> None:
+    plain = prepare(config(folder), quiet=True)
+    prepared = prepare(config(folder, host_bytes="1MiB"), quiet=True)
+    assert prepared.memory == plain.memory
+    parts = build_engine(prepared.spec.settings, lambda text, fraction: None)
+    try:
+        host = parts.scheduler.figures().host
+        assert host is not None
+        assert 2**20 - prepared.memory.layout.slab_bytes < host.arena.total_bytes <= 2**20
+        assert parts.capacity == plain.memory.facts
+    finally:
+        parts.backend.close()
+
+
+@pytest.mark.parametrize(("host_bytes", "said"), [("1KiB", "less than one slab"), ("800TiB", "of free memory")])
+def test_a_host_arena_that_cannot_be_is_refused_before_the_weights_are_read(
+    folder: Path, host_bytes: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        prepare(config(folder, host_bytes=host_bytes), quiet=True)
+
+
+def test_auto_bytes_leave_the_host_arena_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Memory:
+        available = 400 * 2**20
+
+    monkeypatch.setattr("psutil.virtual_memory", Memory)
+    prepared = prepare(config(folder, kv_bytes="auto", host_bytes="200MiB"), quiet=True)
+    assert prepared.config.arena_budget_bytes == auto_kv_bytes(200 * 2**20)
+
+
 def test_auto_bytes_are_decided_once_from_the_free_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Memory:
         available = 400 * 2**20

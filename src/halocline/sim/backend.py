@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from halocline.memory.host import HostMoves
 from halocline.sim.cost import CostModel
 from halocline.step import Sampled, Segment, StepPlan, StepResult
 
@@ -57,15 +60,40 @@ class ReplayBackend:
 class Stopwatch:
     """How long a plan takes by a cost model."""
 
-    def __init__(self, cost: CostModel, *, instant_prefill: bool) -> None:
+    def __init__(
+        self,
+        cost: CostModel,
+        *,
+        instant_prefill: bool,
+        stride_bytes: Sequence[int] = (),
+        host_bytes_per_second: float = 25e9,
+    ) -> None:
+        """`stride_bytes` are the bytes of a page per pool, for copies to and from the host arena."""
         self._cost = cost
         self._instant_prefill = instant_prefill
+        self._strides = stride_bytes
+        self._host_bytes_per_second = host_bytes_per_second
 
     def seconds(self, plan: StepPlan, decodes: int) -> float:
         """Return the seconds of a step or leap whose first `decodes` segments are decodes.
 
-        With instant prefill these are the seconds of its decodes alone, 0 where there are none.
+        With instant prefill these are the seconds of its decodes alone, 0 where there are none. Copies to and from the
+        host arena stand on the same stream, so they come on top.
         """
+        return self._copy_seconds(plan) + (self._compute_seconds(plan, decodes) if plan.segments else 0.0)
+
+    def _copy_seconds(self, plan: StepPlan) -> float:
+        if not plan.offloads and not plan.loads:
+            return 0.0
+        copied = sum(
+            sum(self._strides[move.pool] for move in work.moves)
+            if isinstance(work, HostMoves)
+            else len(work.host_pages) * self._strides[work.pool]
+            for work in (*plan.offloads, *plan.loads)
+        )
+        return copied / self._host_bytes_per_second
+
+    def _compute_seconds(self, plan: StepPlan, decodes: int) -> float:
         tokens = leap_of(plan)
         starts = plan.positions[: decodes * tokens : tokens]  # decodes stand first, each with as many rows
         if tokens > 1:

@@ -19,7 +19,7 @@ AUDIT_STEPS = 10_000
 _SECRET = frozenset({"api_key"})
 _SIMULATED_NAMES = """
 kv_bytes kv_dtype policy device profile page_tokens step_tokens admission known_lengths prefix_cache
-max_running_requests max_model_len leap instant_prefill audit processes perfetto window
+max_running_requests max_model_len host_bytes leap instant_prefill audit processes perfetto window
 """
 _SIMULATED = tuple(_SIMULATED_NAMES.split())
 """Settings of the simulation: a live server has its own."""
@@ -69,6 +69,7 @@ class ReplaySettings:
     max_model_len: int | None = setting(
         None, "longest prompt plus output in tokens (default: the most that model and arena allow)"
     )
+    host_bytes: str = setting("0", "bytes of host memory for retracted requests and evicted prefixes; 0: none")
     leap: int = setting(
         1, "while nobody prefills, plan so many tokens of each decode at once: faster, a little coarser"
     )
@@ -103,6 +104,11 @@ class ReplaySettings:
     def kv_budget_bytes(self) -> int:
         """`kv_bytes` as a number."""
         return parse_bytes(self.kv_bytes or "")
+
+    @property
+    def host_budget_bytes(self) -> int:
+        """`host_bytes` as a number."""
+        return parse_bytes(self.host_bytes)
 
     @property
     def admission_rule(self) -> Admission:
@@ -189,7 +195,7 @@ def _of_texts(settings: ReplaySettings) -> list[str]:
     """Return what the properties cannot read."""
     reads: dict[str, Callable[[], Any]] = {
         name: lambda name=name: getattr(settings, name)  # type: ignore[misc]
-        for name in ("admission_rule", "page_tokens_rule", "audit_every")
+        for name in ("admission_rule", "page_tokens_rule", "audit_every", "host_budget_bytes")
     }
     reads |= {
         name: lambda name=name: _limit(name, settings.__dict__[name])  # type: ignore[misc]

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from halocline.errors import ConfigError
 from halocline.memory.arena import Arena
 from halocline.memory.facts import CapacityFacts
+from halocline.memory.host import HostArena, HostCosts
 from halocline.memory.sizing import Caps, Limits, capacity_facts
 from halocline.schedule.rules import Admission, Rules
 from halocline.schedule.scheduler import Scheduler
+from halocline.sim.cost import CostModel
 from halocline.sim.device import Device
 from halocline.sim.policies import PageTokens, policy_named
 from halocline.sim.shapes import Shape
@@ -49,6 +53,10 @@ class Setup:
     """While nobody prefills, up to so many tokens of each decode are computed under one plan."""
     instant_prefill: bool = False
     """Prompts take no time: decodes stand still while chunks are computed, and the clock too."""
+    host_bytes: int = 0
+    """Quota of the host arena; 0: none."""
+    host_copy_bytes_per_second: float = 25e9
+    """Of a copy between device and host: what sixteen lanes of PCIe 4 give."""
     weight_bytes: float = 2.0
     """Bytes of one weight, as the device reads it."""
     ttft_limit_seconds: float = 10.0
@@ -64,6 +72,8 @@ class World:
     caps: Caps | None
     facts: CapacityFacts
     scheduler: Scheduler
+    cost: CostModel
+    host: HostArena | None = None
 
 
 def build(setup: Setup) -> World:
@@ -86,6 +96,7 @@ def build(setup: Setup) -> World:
         setup.prefix_cache,
     )
     facts = capacity_facts(layout, caps, limits)
+    cost = CostModel(setup.shape, setup.device, setup.weight_bytes)
     rules = Rules(
         step_tokens=setup.step_tokens,
         max_running_requests=slots,
@@ -96,6 +107,14 @@ def build(setup: Setup) -> World:
         max_waiting_requests=MOST_WAITING_REQUESTS,
         prefix_cache=setup.prefix_cache,
         lookahead_tokens=lookahead,
+        host_costs=_host_costs(setup, cost) if setup.host_bytes else HostCosts(),
     )
     arena = Arena(layout, caps)
-    return World(arena, caps, facts, Scheduler(arena, rules))
+    host = HostArena(layout, setup.host_bytes) if setup.host_bytes else None
+    return World(arena, caps, facts, Scheduler(arena, rules, host), cost, host)
+
+
+def _host_costs(setup: Setup, cost: CostModel) -> HostCosts:
+    """Return what decides between copying and computing: the device's own step of one long chunk."""
+    seconds = cost.seconds(np.zeros(0, np.int64), [(0, setup.step_tokens)])
+    return HostCosts(setup.host_copy_bytes_per_second, setup.step_tokens / max(seconds, 1e-12))

@@ -10,7 +10,6 @@ from halocline.errors import ConfigError
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.sizing import Caps
 from halocline.sim.backend import Stopwatch
-from halocline.sim.cost import CostModel
 from halocline.sim.driver import Driver, Mode
 from halocline.sim.outcome import Outcome, PoolShape, Tokens
 from halocline.sim.record import Recorder
@@ -62,7 +61,10 @@ def simulate(
     mode = Mode(saturated, time_scale, audit_every, window or (0, 0))
     world = build(setup)
     stopwatch = Stopwatch(
-        CostModel(setup.shape, setup.device, setup.weight_bytes), instant_prefill=setup.instant_prefill
+        world.cost,
+        instant_prefill=setup.instant_prefill,
+        stride_bytes=[pool.stride_bytes for pool in world.arena.layout.pools],
+        host_bytes_per_second=setup.host_copy_bytes_per_second,
     )
     record = Recorder(
         world.arena.layout,

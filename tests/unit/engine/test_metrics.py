@@ -5,13 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import msgspec
+import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from halocline.engine.messages import Snapshot
 from halocline.engine.metrics import Metrics
+from halocline.memory.demand import Demand
+from halocline.memory.grant import Grant
+from halocline.memory.host import HostArena
 from halocline.params import SamplingParams
 from halocline.schedule.events import Arrive
+from halocline.schedule.figures import HostFigures
 from testing.engine import PAGE_BYTES, FakeBackend, FakeScheduler, ids_of
+from testing.schedule import FULL_AND_WINDOW, tiny_layout
 
 
 def snapshot() -> Snapshot:
@@ -74,6 +81,33 @@ def test_a_server_without_a_prefix_cache_exports_nothing_of_one() -> None:
     scheduler = FakeScheduler(prefix_cache=False)
     values = samples(Metrics(lambda: Snapshot(figures=scheduler.figures()), lambda: True, "fake"))
     assert not [name for name in values if "prefix" in name or "evicted" in name]
+
+
+def test_the_host_arena_has_bytes_of_its_own_by_kind() -> None:
+    """No byte of it is in the arena's figures (B8): those are the same with and without it."""
+    layout = tiny_layout(FULL_AND_WINDOW, 5)
+    host = HostArena(layout, 4 * layout.slab_bytes)
+    grant = host.reserve("copy of a", Demand((2, 1)))
+    assert isinstance(grant, Grant)
+    handles = host.store(grant, [np.zeros(2, np.int32), np.zeros(1, np.int32)]).handles[0]
+    host.arena.cache(grant, 1, handles[1])
+    figures = HostFigures(host.figures(), 1, 5, 3, 2, 1, 700, 600)
+    plain = snapshot()
+    assert plain.figures is not None
+    beside = msgspec.structs.replace(plain, figures=replace(plain.figures, host=figures))
+    values = samples(Metrics(lambda: beside, lambda: True, "fake"))
+    without = samples(Metrics(snapshot, lambda: True, "fake"))
+    full, window = layout.pools
+    assert values["halocline_host_total_bytes"] == 4 * layout.slab_bytes
+    assert values["halocline_host_pool_bytes{owner=retracted,pool=full}"] == 2 * full.stride_bytes
+    assert values[f"halocline_host_pool_bytes{{owner=cached,pool={window.name}}}"] == window.stride_bytes
+    counted = [values[f"halocline_host_{name}_total"] for name in ("offloads", "loads", "refusals", "drops")]
+    assert (*counted, values["halocline_host_copies"]) == (5, 3, 2, 1, 1)
+    assert values["halocline_host_offloaded_bytes_total"] == 700
+    assert values["halocline_host_loaded_bytes_total"] == 600
+    arena = {name: value for name, value in without.items() if name.startswith("halocline_arena_")}
+    assert arena.items() <= values.items()
+    assert not any("_host_" in name for name in without), "a server without one exports nothing of it"
 
 
 def test_requests_refusals_and_waits_are_counted_by_reason() -> None:

@@ -156,6 +156,24 @@ def test_a_retraction_lengthens_the_answer_and_not_the_wait_for_it() -> None:
     assert outcome.tpot_seconds.cdf[-1][0] > 1.0
 
 
+def test_with_a_host_arena_a_retraction_computes_nothing_again_and_its_copies_take_their_time() -> None:
+    lengths = [128 if number % 4 == 0 else 65 for number in range(60)]
+    jobs = workload(*(job(f"j{number}", number / 4, 8, output) for number, output in enumerate(lengths)))
+    plain = small_setup(pages=110, max_running_requests=16, admission=("expected", 0.05))
+    fast = replace(plain, host_bytes=256 * 200, host_copy_bytes_per_second=1e15)
+    without, hosted, slowly = (
+        simulate(each, jobs) for each in (plain, fast, replace(fast, host_copy_bytes_per_second=256.0 * 1000))
+    )
+    assert without.tokens.recomputed > 0
+    assert hosted.retractions > 0
+    assert hosted.tokens.recomputed == slowly.tokens.recomputed == 0
+    # The decisions are the same, so what is copied is: a thousandth of a second a page, there and back.
+    assert hosted.steps == slowly.steps
+    copied_pages = (slowly.seconds - hosted.seconds) * 1000
+    assert copied_pages == pytest.approx(round(copied_pages), abs=1e-3)
+    assert copied_pages >= 2 * hosted.retractions * 3  # at least one full page and two of the window
+
+
 def test_unknown_lengths_end_where_they_end_and_known_ones_too() -> None:
     jobs = workload(*(job(f"j{number}", number / 2, output=1 + number) for number in range(20)))
     for leap in (1, 4):
