@@ -44,6 +44,7 @@ from halocline.schedule.scheduler import Rules, Scheduler
 from halocline.step import StepPlan
 from testing.schedule import World, greedy, prompt
 
+BROKEN = "the backend broke"
 PLAIN = Accepted | Admitted | Failed | NewToken | Rejected
 
 
@@ -68,6 +69,16 @@ class Side(World):
             if isinstance(update, LandingReady | PagesReady):
                 self.assert_stays(update.pools)
         self.said.extend(updates)
+
+    def break_step(self, *, moves_are_done: bool) -> bool:
+        """Plan a step and let the backend raise, before its moves or after them; False when there was none."""
+        plan = self.plan()
+        if plan is None:
+            return False
+        if moves_are_done:
+            self.backend.run(plan)
+        self.note_updates(self.scheduler.fail_step(BROKEN))
+        return True
 
     def assert_stays(self, pools: Sequence[PoolPages]) -> None:
         """All pages that were told are pinned in force, and no move that is yet to be done concerns them."""
@@ -192,7 +203,11 @@ class Pair:
                     del self.landings[name]
                     self.decode.tell(Landed(name, update.attempt, update.token_id, update.logprobs, self.is_cut))
                     self.prefill.tell(PeerReleased(name, update.attempt))
-            case Failed() if name in self.landings:
+            case Failed() if name in self.attempts:
+                if name not in self.landings:  # nobody reads what was told of an attempt that was lost
+                    self.prefill.tell(PeerReleased(name, self.attempts[name]))
+                    self.decode.tell(Lost(name, self.attempts[name], "the other worker failed it", True))
+                    return
                 self.landings.pop(name)
                 self.decode.tell(Lost(name, self.attempts[name], "the other worker failed it", True))
                 self.prefill.tell(PeerReleased(name, self.attempts[name]))

@@ -22,6 +22,7 @@ from halocline.schedule.packing import pack
 from halocline.schedule.request import Request
 from halocline.schedule.roster import Roster
 from halocline.schedule.sharing import Sharing
+from halocline.schedule.transfer import Transfers
 from halocline.step import StepPlan
 
 KEPT_VIOLATIONS = 64
@@ -46,12 +47,15 @@ class Outstanding:
 class Committer:
     """Writes the plans of one scheduler, and numbers them."""
 
-    def __init__(self, arena: Arena, keeper: Keeper, sharing: Sharing, roster: Roster, desk: HostDesk) -> None:
+    def __init__(
+        self, arena: Arena, keeper: Keeper, sharing: Sharing, roster: Roster, desk: HostDesk, transfers: Transfers
+    ) -> None:
         self._arena = arena
         self._keeper = keeper
         self._sharing = sharing
         self._roster = roster
         self._desk = desk
+        self._transfers = transfers
         self._planned_steps = 0
         self.violations: deque[Violation] = deque(maxlen=KEPT_VIOLATIONS)
         """Commits that failed, the last ones."""
@@ -120,9 +124,5 @@ class Committer:
         """
         for request in (*self._roster.prefilling.snapshot(), *self._roster.decoding.snapshot()):
             self._roster.retract(request, keep=False)
-        for request in self._roster.receiving.snapshot():
-            if request.landing is None or not request.landing.is_told:
-                self._roster.retract(request, keep=False)
-        for request in self._roster.sending.snapshot():
-            self._roster.fail(request, "a step broke that may have moved its pages while they were read")
+        self._transfers.distrust()
         self._sharing.distrust()

@@ -80,7 +80,7 @@ class Scheduler:
         sending = Sending(arena, self._sharing, self._roster)
         self._transfers = Transfers(arena, self._roster, receiving, sending)
         self._eos = frozenset(rules.eos_token_ids)
-        self._committer = Committer(arena, self._keeper, self._sharing, self._roster, self._desk)
+        self._committer = Committer(arena, self._keeper, self._sharing, self._roster, self._desk, self._transfers)
         self._filler = Filler(
             arena, rules, self._gate, self._sharing, self._roster, self._growth, self._desk, receiving
         )

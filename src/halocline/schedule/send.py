@@ -189,6 +189,21 @@ class Sending:
                 done = Computed(request_id, delivery.attempt, delivery.chunks, first.token_id, first.logprobs)
                 self._roster.outbox.append(done)
 
+    def distrust(self) -> None:
+        """Take back what was not told when moves cannot be trusted: it is computed again, and told then.
+
+        Who is computed wholly fails, because pages of his that were taken already may have been moved since. What was
+        told and not taken is pinned, and was not moved.
+        """
+        for request in self._roster.sending.snapshot():
+            self._roster.fail(request, "a step broke that may have moved its pages")
+        for delivery in self._deliveries.values():
+            while delivery.untold:
+                piece = delivery.untold.pop()
+                self._sharing.unpin(delivery.pins.pop(piece.chunk))
+                delivery.told = list(piece.first_page)
+                delivery.chunks -= 1
+
     def prune(self) -> None:
         """Forget what was not told yet of requests that have ended, and deliveries of theirs that nobody reads."""
         gone = [request_id for request_id in self._deliveries if request_id not in self._roster.live]

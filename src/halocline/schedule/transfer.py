@@ -72,6 +72,11 @@ class Transfers:
         self._receiving.tell()
         self._sending.tell()
 
+    def distrust(self) -> None:
+        """Be told that pages which are not pinned may have been moved half way, before the cache is."""
+        self._receiving.distrust()
+        self._sending.distrust()
+
     def revoke(self) -> None:
         """Ask juniors of a short senior for what they hold."""
         self._receiving.revoke()

@@ -43,7 +43,7 @@ from testing.schedule import (
     rules,
     tiny_layout,
 )
-from testing.transfers import Pair, Side, state_of
+from testing.transfers import BROKEN, Pair, Side, state_of
 
 
 def side(slabs: int = 24, pools: tuple[PoolSpec, ...] = FULL_AND_WINDOW, **changes: object) -> Side:
@@ -625,7 +625,7 @@ def break_step(made: Side, *, moves: bool) -> None:
     assert step is not None
     if moves:
         made.scheduler._outstanding = replace(step, plan=replace(step.plan, moves=(Move(0, 0, 1),)))
-    made.note_updates(made.scheduler.fail_step("the backend broke"))
+    made.note_updates(made.scheduler.fail_step(BROKEN))
 
 
 def test_a_step_that_breaks_with_moves_fails_what_is_being_sent_and_keeps_its_pins() -> None:
@@ -651,6 +651,60 @@ def test_a_send_request_that_fails_is_told_and_its_pins_stay_until_it_is_release
     assert "a" in made.failed
     assert len(made.arena.pins.open) == 1
     made.tell(PeerTook("a", 0, 0))
+    assert made.is_empty
+
+
+# ---- pins that wait for moves
+
+
+def scattered(**changes: object) -> Side:
+    """Return a worker whose request to send has its first full page in one slab and its second one in the next.
+
+    Both could stand in one slab, so the second one is not pinned where it is.
+    """
+    made = side(24, step_tokens=12, **changes)
+    made.arrive("before", 7, 2)
+    ask(made, "a", 8, 9, "send")
+    made.tell(PeerAccepted("a", 0, 0))
+    made.run_until(lambda: made.scheduler._roster.live["a"].computed == 8)
+    assert "before" in made.ends
+    (pin,) = [pin for pin in made.arena.pins.open if not pin.is_in_force]
+    assert pin.owner == "chunk 1 of a"
+    return made
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_what_must_be_gathered_first_is_told_when_the_moves_are_done_by_a_plan_without_segments(cache: bool) -> None:
+    made = scattered(prefix_cache=cache)
+    assert [ready.chunk for ready in heard(made, PagesReady)] == [0]
+    assert not heard(made, Computed), "it follows the last chunk"
+    assert made.arena.awaits_commit
+    plan = made.plan()
+    assert plan is not None
+    assert (len(plan.moves), plan.segments, len(plan.token_ids)) == (1, (), 0)
+    assert [ready.chunk for ready in heard(made, PagesReady)] == [0], "its move is not done yet"
+    made.apply(made.backend.run(plan))
+    first, second = heard(made, PagesReady)
+    assert second.pools[0].pages.tolist() == [plan.moves[0].target]
+    assert first.pools[0].pages[0] // 3 == second.pools[0].pages[0] // 3, "in one slab"
+    assert len(heard(made, Computed)) == 1
+    assert made.plan() is None
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_what_was_not_told_when_its_moves_broke_is_neither_told_nor_cached(cache: bool) -> None:
+    made = scattered(prefix_cache=cache)
+    plan = made.plan()
+    assert plan is not None
+    assert plan.moves
+    made.note_updates(made.scheduler.fail_step(BROKEN))  # nothing of it was carried out
+    assert "a" in made.failed
+    assert [ready.chunk for ready in heard(made, PagesReady)] == [0]
+    assert len(made.arena.pins.open) == 1
+    made.arrive("again", made.arrivals["a"].prompt, 3)
+    made.run()
+    assert made.outputs["again"] == made.expected("again")
+    made.tell(PeerReleased("a", 0))
     assert made.is_empty
 
 
