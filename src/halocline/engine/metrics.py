@@ -57,7 +57,7 @@ _CACHE_TOTALS = {
     "prefix_resumed_tokens": "tokens of retracted requests that were found again instead of computed again",
     "prefix_waits": "requests that waited for a prefix that another one was computing",
 }
-_STATES = ("waiting", "prefilling", "decoding", "retracted")
+_STATES = ("waiting", "prefilling", "decoding", "retracted", "receiving", "sending")
 _PAGES = ("live", "free", "promised")
 _OWNERS = ("running", "locked", "cached", "transfer")
 
@@ -163,7 +163,16 @@ def _transfers(figures: TransferFigures) -> Iterator[Metric]:
 def _requests(figures: SchedulerFigures) -> Iterator[Metric]:
     states = GaugeMetricFamily("halocline_requests", "requests by state", labels=["state"])
     for state, number in zip(
-        _STATES, (figures.waiting, figures.prefilling, figures.decoding, figures.retracted), strict=True
+        _STATES,
+        (
+            figures.waiting,
+            figures.prefilling,
+            figures.decoding,
+            figures.retracted,
+            figures.receiving,
+            figures.sending,
+        ),
+        strict=True,
     ):
         states.add_metric([state], number)
     yield states
