@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from halocline.cache.tier import Tier
 from halocline.memory.host import HostCosts
+from halocline.memory.pool import CACHED
 from halocline.memory.retention import Chunked, Full, Sliding, State
 from halocline.step import StepPlan, StepResult
 from testing.oracle import FakeBackend
@@ -173,6 +175,31 @@ def test_a_step_that_breaks_under_a_load_leaves_nothing_to_believe() -> None:
     world.arrive("once more", stem(30), 2)
     world.run()
     world.assert_true_tokens()
+
+
+def test_what_a_broken_step_may_have_spoiled_is_not_written_back() -> None:
+    """Nothing dies in this step, and it loads: so the device is not trusted any more, and the host is."""
+    world = TwoLevels(FULL_AND_WINDOW, 60, 60)
+    world.arrive("first", stem(30), 2)
+    world.run()
+    died = [pool.handle_of[np.flatnonzero(pool.state == CACHED)] for pool in world.arena.pools]
+    for pool, handles in enumerate(died):
+        world.arena.evict(pool, handles)
+    world.scheduler._sharing.forget(died, ())
+    world.arrive("other", stem(30, branch=1), 2)
+    world.run()
+    world.arrive("again", stem(30), 2)
+    plan = world.plan()
+    assert plan is not None
+    assert plan.loads
+    assert not plan.offloads
+    before = world.tier.counts.written
+    world.note_updates(world.scheduler.fail_step("the device is gone"))
+    assert world.tier.counts.written == before
+    assert not any(world.arena.budget.cached)
+    world.arrive("once more", stem(30), 2)
+    world.run().assert_true_tokens()
+    assert world.cached_tokens["once more"] == 28
 
 
 def test_a_step_that_breaks_while_it_writes_back_leaves_nothing_on_the_host() -> None:
