@@ -136,7 +136,9 @@ class Desk:
     def _gave_up(self, attempts: Attempts) -> ApiError:
         """Say what the last attempt failed of, in its own code where it is known to clients."""
         last, tried = attempts.faults[-1], len(attempts.faults)
-        words = f"{last.words} (attempt {tried} of at most {attempts.most}; no other worker is left to try)"
+        # What a decode worker says of a lost prompt has addresses in it; the log has those.
+        what = "no other worker could compute the prompt" if last.kind == "prefill" else last.words
+        words = f"{what} (attempt {tried} of at most {attempts.most}; no other worker is left to try)"
         if last.kind == "overloaded":
             return ApiError(429, words, type=BUSY, code="overloaded", headers={"retry-after": "1"})
         codes = {"prefill": "prefill_lost", "engine": "engine_unavailable"}
