@@ -76,7 +76,7 @@ def config(folder: Path, pages: int, policy: str, link_kind: str) -> tuple[Confi
         "policy": policy,
         "prefix_cache": "off",
         "decode_reserve_tokens": 0,
-        "max_model_len": 2048,
+        "max_model_len": min(2048, (pages - 1) * PAGE),
     }
     return base, own
 
