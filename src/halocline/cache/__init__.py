@@ -6,5 +6,6 @@ forest    the radix trees, by namespace           charges    lockers and payers,
 match     the longest boundary that resumes       insert, merge      a request's pages become the tree's
 marks     what is worth keeping, told as units    standby    what an output's end would need, until it is marked
 ghosts    what was here and went                  decay      tombstones, and the cascade when full pages die
+tier, writeback                                   the second level, on the host: what dies here is kept there
 audit, audit_marks                                the laws, recounted
 """
