@@ -59,6 +59,8 @@ class Weather:
     partition: float = 0.0
     crash: float = 0.0
     stop: float = 0.0
+    breakdown: float = 0.0
+    """A step of one of the two workers that breaks."""
 
     def shares(self) -> dict[str, float]:
         """Return the probability of each kind, in a fixed order."""
@@ -69,6 +71,7 @@ class Weather:
             "partition": self.partition,
             "crash": self.crash,
             "stop": self.stop,
+            "breakdown": self.breakdown,
         }
 
 
@@ -97,7 +100,7 @@ class Network:
         lease_seconds: float,
         strike: Callable[[str, str], None],
     ) -> None:
-        """`strike(kind, address)` is told of a crash or a stop that a message has brought about."""
+        """`strike(kind, address)` is told of what a message has brought upon a worker: crash, stop or breakdown."""
         self.now = 0.0
         self.faults: Counter[str] = Counter()
         self._random = random
@@ -255,7 +258,7 @@ class Network:
         if kind == "partition":
             seconds = self._random.choice((0.1, 0.6, 1.5, 3.0)) * self._lease_seconds
             self._parted[frozenset(addresses)] = self.now + seconds
-        elif kind in ("crash", "stop"):
+        elif kind in ("crash", "stop", "breakdown"):
             victim = self._random.choice(addresses)
             self.at(self.now + self._latency(), partial(self._strike, kind, victim))
         return kind

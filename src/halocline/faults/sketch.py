@@ -187,4 +187,5 @@ def _weather(random: Random) -> Weather:
         partition=0.004 * heavy,
         crash=0.003 * heavy,
         stop=0.006 * heavy,
+        breakdown=0.004 * heavy,
     )

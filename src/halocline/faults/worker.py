@@ -7,6 +7,7 @@ two is written while the step is outstanding.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from halocline.disagg import messages as wire
 from halocline.disagg.actions import Key
@@ -46,6 +47,10 @@ class Worker:
         self.network = network
         self.plan: StepPlan | None = None
         self.inbox: list[Event] = []
+        self.breakdown: Literal["before", "after"] | None = None
+        """Whether the next step breaks, and when: before anything of it is done, or when all of it is."""
+        self.may_fail: set[str] = set()
+        """Requests that were in a step which broke."""
         self.steps = 0
         self.turn = 0
         """Number of its next turn: turns of other numbers are off."""
@@ -73,12 +78,22 @@ class Worker:
         """Carry out what was planned, and return what clients hear."""
         if self.plan is not None:
             plan, self.plan = self.plan, None
-            result = self.backend.run(plan)
-            self._updates += self.scheduler.apply(result)
+            if self.breakdown == "before":
+                self._updates += self._fail(plan)
+            else:
+                result = self.backend.run(plan)
+                is_broken = self.breakdown == "after"
+                self._updates += self._fail(plan) if is_broken else self.scheduler.apply(result)
             self.steps += 1
         self._note_landings()
         updates, self._updates = self._updates, []
         return self.exchange.after(updates, now)
+
+    def _fail(self, plan: StepPlan) -> tuple[Update, ...]:
+        """Let the step be broken: whether its moves were carried out, the scheduler cannot know."""
+        self.breakdown = None
+        self.may_fail |= {segment.request_id for segment in plan.segments}
+        return self.scheduler.fail_step("the step broke")
 
     def _note_landings(self) -> None:
         for update in self._updates:

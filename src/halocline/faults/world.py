@@ -173,7 +173,9 @@ class World:
         if not worker.is_current or worker.post.is_stopped:
             return
         self._record(kind, address)
-        if kind == "crash":
+        if kind == "breakdown":
+            worker.breakdown = self._random.choice(("before", "after"))
+        elif kind == "crash":
             worker.is_current = False
             self.network.crash(address, is_silent=self._random.random() < 0.3)
             self._gather(worker)
@@ -228,6 +230,8 @@ class World:
                         self._end(asked, update.finish_reason)
                 case Failed() if update.code == "prefill_lost" and self.network.fault_count:
                     self._end(asked, "lost")
+                case Failed() if update.request_id in worker.may_fail:
+                    self._end(asked, "failed")
                 case Failed() | Rejected():
                     raise BrokenLawError(f"{update.request_id} is valid and cannot finish: {update.message}")
                 case _:

@@ -155,7 +155,7 @@ def test_whoever_hangs_up_hears_no_more_and_the_other_side_is_told() -> None:
     assert town.p.poll() == [Down(d, "enough")]
 
 
-@pytest.mark.parametrize("kind", ["loss", "duplicate", "delay", "partition", "crash", "stop"])
+@pytest.mark.parametrize("kind", ["loss", "duplicate", "delay", "partition", "crash", "stop", "breakdown"])
 def test_each_kind_of_weather_does_what_its_name_says(kind: str) -> None:
     town = Town(Weather(**{kind: 1.0}), most_faults=1)
     _, d = town.connect()
@@ -169,7 +169,7 @@ def test_each_kind_of_weather_does_what_its_name_says(kind: str) -> None:
     else:
         assert attempts in (wanted.get(kind, [1, 2]), wanted.get(kind, [2, 1]))
     assert dict(town.network.faults) == {kind: 1}
-    assert [struck for struck, _ in town.struck] == ([kind] if kind in ("crash", "stop") else [])
+    assert [struck for struck, _ in town.struck] == ([kind] if kind in ("crash", "stop", "breakdown") else [])
 
 
 def test_heartbeats_are_not_worth_a_fault() -> None:

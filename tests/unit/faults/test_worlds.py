@@ -30,7 +30,7 @@ def test_no_law_breaks_under_two_thousand_faults() -> None:
     print("\n".join(tally.lines()))
     assert not tally.broken, "\n".join(tally.lines())
     assert tally.fault_count >= FAULTS
-    assert set(tally.faults) == {"loss", "duplicate", "delay", "partition", "crash", "stop"}
+    assert set(tally.faults) == {"loss", "duplicate", "delay", "partition", "crash", "stop", "breakdown"}
     # Faults that killed every request would prove nothing: most of those who stay get their whole answer.
     assert tally.ends["length"] + tally.ends["stop"] > tally.ends["lost"] + tally.ends["died"]
 
