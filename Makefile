@@ -14,7 +14,7 @@ ifneq ($(DATA_FILE),)
 export HALOCLINE_DATA ?= $(abspath $(dir $(DATA_FILE)))
 endif
 
-.PHONY: help install demo serve test check e2e bench laws mutants product compare clean
+.PHONY: help install demo serve test check e2e disagg bench laws mutants product compare compiled clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -46,6 +46,9 @@ check: $(STAMP)  ## format, lint, types, shape
 e2e: $(STAMP)  ## 200 questions through the launched server, token by token against transformers
 	OMP_NUM_THREADS=$$(nproc) $(PYTEST) -m e2e -s $(ARGS)
 
+disagg: $(STAMP)  ## prefill and decode workers as real processes: boundaries, kills, stops, the real model: under 10 minutes
+	OMP_NUM_THREADS=1 $(PYTEST) -m e2e tests/processes $(ARGS)
+
 # Tests are handed out one by one and taken over by who is idle: a few of them take minutes.
 laws: $(STAMP)  ## the long explorations of the laws: under 20 minutes on 2 cores; says at the end what was explored
 	$(PYTEST) -n $(shell nproc 2>/dev/null || echo 2) --dist worksteal -m laws --durations=20 --hypothesis-show-statistics $(ARGS)
@@ -61,6 +64,9 @@ bench: $(STAMP)  ## speed beside transformers, concurrency, control plane; last 
 
 compare: $(STAMP)  ## what the arena buys: concurrency of every policy, five shapes, two traces: a quarter of an hour
 	$(PY) benchmarks/compare.py $(ARGS)
+
+compiled: $(STAMP)  ## the pure core as machine code in build/core, for HALOCLINE_CORE=compiled: needs gcc, a minute or two
+	$(PY) scripts/compile_core.py
 
 clean:  ## remove what was installed or built here; downloaded models stay in ~/.cache/halocline
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
