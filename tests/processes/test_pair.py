@@ -17,10 +17,9 @@ import httpx
 import pytest
 
 from halocline.config import Config
-from halocline.units import ceil_div, floor_to
 from testing.models import VOCAB, WINDOW, reference_tokens, save_tiny, tiny_model, tiny_prompt
-from testing.pair import TOKEN, link_of, metrics, pair
-from testing.server import LiveServer, wait_until
+from testing.pair import Client, check_bytes, metrics, page_exact_bytes, pair
+from testing.server import LiveServer
 
 TOKENS = 8
 STEP_TOKENS = 96
@@ -66,50 +65,12 @@ def expected() -> list[list[int]]:
     return [reference_tokens(model, prompt, TOKENS) for prompt in tiny_prompts()]
 
 
-class Client:
-    """Asks the decode worker as a router would."""
-
-    def __init__(self, prefill: LiveServer, decode: LiveServer) -> None:
-        self.headers = {"x-halocline-prefill": link_of(prefill), "x-halocline-link-token": TOKEN}
-        self.http = httpx.Client(base_url=decode.url, timeout=60)
-
-    def ask(self, prompt: list[int] | str, tokens: int = TOKENS, **fields: Any) -> tuple[list[int], dict[str, Any]]:
-        """Return the tokens of an answer and its usage."""
-        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "return_token_ids": True, **fields}
-        answer = self.http.post("/v1/completions", json=body, headers=self.headers)
-        assert answer.status_code == 200, answer.text
-        return answer.json()["choices"][0]["token_ids"], answer.json()["usage"]
-
-
 @contextmanager
 def client(base: Config, **decode: Any) -> Iterator[tuple[Client, LiveServer, LiveServer]]:
     with pair(base, decode=decode) as (first, second):
         asking = Client(first, second)
         with asking.http:
             yield asking, first, second
-
-
-def page_exact_bytes(decode: LiveServer, prompt_tokens: int, start: int, window_tokens: int) -> int:
-    """Return the bytes of the pages that must travel."""
-    capacity = decode.client.hello.capacity
-    assert capacity is not None, "the engine has a real arena"
-    total = 0
-    for pool in capacity.pools:
-        begin = start
-        if pool.name != "full":
-            begin = max(start, floor_to(max(0, prompt_tokens - window_tokens + 1), pool.page_tokens))
-        total += (ceil_div(prompt_tokens, pool.page_tokens) - begin // pool.page_tokens) * pool.page_bytes
-    return total
-
-
-def check_bytes(prefill: LiveServer, decode: LiveServer, exact: int) -> None:
-    """Compare what both sides counted with what had to travel."""
-    wait_until(lambda: not decode.snapshot.has_work and not prefill.snapshot.has_work, "both workers to be idle")
-    there, here = metrics(prefill), metrics(decode)
-    assert here["halocline_transfer_received_page_bytes_total"] == exact
-    assert there["halocline_transfer_sent_page_bytes_total"] == exact
-    wire = here["halocline_transfer_received_bytes_total"] + here["halocline_transfer_sent_bytes_total"]
-    assert exact < wire <= 1.02 * exact
 
 
 @pytest.mark.parametrize("link_kind", ["shm", "tcp"])
@@ -119,7 +80,7 @@ def test_50_prompts_have_the_tokens_of_generate_and_only_what_lacks_travels(
     with client(replace(base, link_kind=link_kind)) as (asking, prefill, decode):
         exact = cached = 0
         for prompt, wanted in zip(tiny_prompts(), expected, strict=True):
-            tokens, usage = asking.ask(prompt, ignore_eos=True)
+            tokens, usage = asking.ask(prompt, TOKENS, ignore_eos=True)
             assert tokens == wanted
             start = usage["prompt_tokens_details"]["cached_tokens"]
             cached += start
@@ -139,7 +100,7 @@ def test_workers_with_other_page_lengths_understand_each_other(
 ) -> None:
     with client(replace(base, link_kind=link_kind), page_tokens=page_tokens) as (asking, _, decode):
         for prompt, wanted in list(zip(tiny_prompts(), expected, strict=True))[::4]:
-            assert asking.ask(prompt, ignore_eos=True)[0] == wanted
+            assert asking.ask(prompt, TOKENS, ignore_eos=True)[0] == wanted
         assert metrics(decode)["halocline_violations_total"] == 0
 
 

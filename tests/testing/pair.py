@@ -17,8 +17,9 @@ import httpx
 from halocline.compose import prepare
 from halocline.config import Config
 from halocline.model.chat import chat_template
+from halocline.units import ceil_div, floor_to
 from testing.models import tiny_tokenizer
-from testing.server import LiveServer, live_server
+from testing.server import LiveServer, live_server, wait_until
 
 TOKEN = "the secret of this group"
 
@@ -58,3 +59,41 @@ def metrics(server: LiveServer) -> dict[str, float]:
 def parse(text: str) -> dict[str, float]:
     found = re.findall(r"^([a-z_]+(?:\{.*?\})?) (\S+)$", text, re.MULTILINE)
     return {name.replace('"', ""): float(value) for name, value in found}
+
+
+class Client:
+    """Asks the decode worker as a router would."""
+
+    def __init__(self, prefill: LiveServer, decode: LiveServer) -> None:
+        self.headers = {"x-halocline-prefill": link_of(prefill), "x-halocline-link-token": TOKEN}
+        self.http = httpx.Client(base_url=decode.url, timeout=60)
+
+    def ask(self, prompt: list[int] | str, tokens: int, **fields: Any) -> tuple[list[int], dict[str, Any]]:
+        """Return the tokens of an answer and its usage."""
+        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "return_token_ids": True, **fields}
+        answer = self.http.post("/v1/completions", json=body, headers=self.headers)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["token_ids"], answer.json()["usage"]
+
+
+def page_exact_bytes(decode: LiveServer, prompt_tokens: int, start: int, window_tokens: int) -> int:
+    """Return the bytes of the pages that must travel."""
+    capacity = decode.client.hello.capacity
+    assert capacity is not None, "the engine has a real arena"
+    total = 0
+    for pool in capacity.pools:
+        begin = start
+        if pool.name != "full":
+            begin = max(start, floor_to(max(0, prompt_tokens - window_tokens + 1), pool.page_tokens))
+        total += (ceil_div(prompt_tokens, pool.page_tokens) - begin // pool.page_tokens) * pool.page_bytes
+    return total
+
+
+def check_bytes(prefill: LiveServer, decode: LiveServer, exact: int) -> None:
+    """Compare what both sides counted with what had to travel."""
+    wait_until(lambda: not decode.snapshot.has_work and not prefill.snapshot.has_work, "both workers to be idle")
+    there, here = metrics(prefill), metrics(decode)
+    assert here["halocline_transfer_received_page_bytes_total"] == exact
+    assert there["halocline_transfer_sent_page_bytes_total"] == exact
+    wire = here["halocline_transfer_received_bytes_total"] + here["halocline_transfer_sent_bytes_total"]
+    assert exact < wire <= 1.02 * exact
