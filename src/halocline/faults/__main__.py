@@ -22,11 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--faults", type=int, default=0, help="go on with the next seeds until so many are injected")
     parser.add_argument("--most", type=int, default=MOST_FAULTS, help="the most faults of one world")
+    parser.add_argument("--breakdown", type=float, default=0.0, help="how often steps break as well, per message")
     parser.add_argument("--trace", action="store_true", help="print everything that clients hear and workers suffer")
     chosen = parser.parse_args(arguments)
     if not chosen.faults:
         print("\n".join(draw(chosen.seed).describe()))
-        story = explore(chosen.seed, chosen.most, note=print if chosen.trace else None)
+        story = explore(chosen.seed, chosen.most, breakdown=chosen.breakdown, note=print if chosen.trace else None)
         print(story.line())
         print(story.details, end="")
         return 0 if story.fault is None else 1

@@ -72,8 +72,8 @@ class Sketch:
         return [*lines, f"{len(self.clients)} clients; {self.weather}"]
 
 
-def draw(seed: int) -> Sketch:
-    """Return the world of a seed."""
+def draw(seed: int, breakdown: float = 0.0) -> Sketch:
+    """Return the world of a seed; `breakdown`: how often a message comes with a step that breaks."""
     random = Random(seed)
     longest = random.choice((16, 24, 32, 48))
     retentions = _retentions(random)
@@ -85,7 +85,12 @@ def draw(seed: int) -> Sketch:
         rules = _rules(random, longest, max((p.page_tokens for p in pools if p.is_positional), default=1), eos)
         workers.append(WorkerSketch(address, _arena(random, pools, rules, longest), rules, random.choice((0.02, 0.1))))
     return Sketch(
-        seed, retentions, tuple(workers), _clients(random, longest, [w.address for w in workers]), _weather(random), eos
+        seed,
+        retentions,
+        tuple(workers),
+        _clients(random, longest, [w.address for w in workers]),
+        _weather(random, breakdown),
+        eos,
     )
 
 
@@ -178,7 +183,7 @@ def _clients(random: Random, longest: int, addresses: list[str]) -> tuple[Client
     return tuple(clients)
 
 
-def _weather(random: Random) -> Weather:
+def _weather(random: Random, breakdown: float) -> Weather:
     heavy = random.choice((0.3, 1.0, 2.0, 3.0))
     return Weather(
         loss=0.05 * heavy,
@@ -187,5 +192,5 @@ def _weather(random: Random) -> Weather:
         partition=0.004 * heavy,
         crash=0.003 * heavy,
         stop=0.006 * heavy,
-        breakdown=0.004 * heavy,
+        breakdown=breakdown * heavy,
     )

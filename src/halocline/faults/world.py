@@ -13,7 +13,7 @@ import hashlib
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
@@ -56,6 +56,8 @@ class Story:
     digest: str
     fault: str | None
     details: str = ""
+    breakdown: float = 0.0
+    """As it was asked for."""
 
     @property
     def fault_count(self) -> int:
@@ -65,7 +67,7 @@ class Story:
     def line(self) -> str:
         """Return the story in one line."""
         if self.fault is not None:
-            return f"seed {self.seed}: {self.fault}\n  {command(self.seed)}"
+            return f"seed {self.seed}: {self.fault}\n  {command(self.seed, self.breakdown)}"
         ends = ", ".join(f"{count} {end}" for end, count in sorted(self.ends.items()))
         faults = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items()))
         return (
@@ -74,9 +76,9 @@ class Story:
         )
 
 
-def command(seed: int) -> str:
+def command(seed: int, breakdown: float = 0.0) -> str:
     """Return the line that shows a world again."""
-    return f"python -m halocline.faults --seed {seed} --trace"
+    return f"python -m halocline.faults --seed {seed} --trace" + (f" --breakdown {breakdown}" if breakdown else "")
 
 
 class World:
@@ -360,15 +362,17 @@ def explore(
     seed: int,
     most_faults: int = MOST_FAULTS,
     *,
+    breakdown: float = 0.0,
     makers: Makers | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Story:
     """Run the world of a seed and return what came of it; a broken law is its `fault` and not raised."""
-    world = World(draw(seed), most_faults, makers, note)
+    world = World(draw(seed, breakdown), most_faults, makers, note)
     try:
         world.run()
     except BrokenLawError as broken:
-        return world.story(str(broken))
+        return replace(world.story(str(broken)), breakdown=breakdown)
     except Exception as defect:  # what the program checks of itself, and where it trips
-        return world.story(f"{type(defect).__name__}: {defect}", traceback.format_exc())
+        told = world.story(f"{type(defect).__name__}: {defect}", traceback.format_exc())
+        return replace(told, breakdown=breakdown)
     return world.story()
