@@ -70,6 +70,11 @@ class Side(World):
                 self.assert_stays(update.pools)
         self.said.extend(updates)
 
+    def bytes_of(self, pool: int, page: int) -> tuple[int, int]:
+        """Return where a page's bytes begin and end in the arena."""
+        stride = self.layout.pools[pool].stride_bytes
+        return page * stride, (page + 1) * stride
+
     def break_step(self, *, moves_are_done: bool) -> bool:
         """Plan a step and let the backend raise, before its moves or after them; False when there was none."""
         plan = self.plan()
@@ -83,8 +88,10 @@ class Side(World):
     def assert_stays(self, pools: Sequence[PoolPages]) -> None:
         """All pages that were told are pinned in force, and no move that is yet to be done concerns them."""
         step = self.scheduler._outstanding
+        told = [self.bytes_of(pool, page) for pool, run in enumerate(pools) for page in run.pages.tolist()]
         for move in () if step is None else step.plan.moves:
-            assert not {move.source, move.target} & set(pools[move.pool].pages.tolist()), f"told before {move} is done"
+            for low, high in (self.bytes_of(move.pool, move.source), self.bytes_of(move.pool, move.target)):
+                assert all(high <= first or last <= low for first, last in told), f"told before {move} is done"
         for pool, run in zip(self.arena.pools, pools, strict=True):
             assert (pool.pins[pool.index_at[run.pages]] > 0).all(), f"told, and not pinned: {run}"
 

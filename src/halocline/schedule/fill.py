@@ -178,6 +178,9 @@ class Filler:
         """Admit a request whose prompt another worker computes: all its pages at once, and no chunk."""
         candidate = self._receiving.candidate(request, self._gate)
         holding = self._sharing.open(request, candidate.entrance, candidate.demand)
+        if isinstance(holding, Refusal) and candidate.start and self._has_states and self._roster.running == 0:
+            candidate = self._receiving.candidate(request, self._gate, is_cold=True)  # hot may cost more
+            holding = self._sharing.open(request, candidate.entrance, candidate.demand)
         if isinstance(holding, Refusal):
             return self._no_room(request, holding, room)
         room.landings.append((request, self._receiving.enter(request, holding)))

@@ -59,6 +59,7 @@ class Receiving:
         self._roster = roster
         self._growth = growth
         self._results = results
+        self._has_states = any(not pool.is_positional for pool in arena.layout.pools)
 
     # ---- what the other worker says
 
@@ -105,17 +106,19 @@ class Receiving:
 
     # ---- coming in
 
-    def candidate(self, request: Request, gate: Gate) -> Candidate:
+    def candidate(self, request: Request, gate: Gate, *, is_cold: bool = False) -> Candidate:
         """Price a request for admission: locked is what the device's cache has up to the boundary, and nothing beyond.
 
         A checkpoint is of no use to it, its state comes from elsewhere. Where locking one beside the working state
-        would not fit, it comes in cold.
+        would not fit, or was not asked about, it comes in cold.
         """
         candidate = gate.candidate(request)
         entrance, found = candidate.entrance, candidate.entrance.found
         if found is None:
             return candidate
-        start = 0 if entrance.hands_over else min(entrance.start, found.boundary_tokens)
+        start = min(entrance.start, found.boundary_tokens)
+        if is_cold or entrance.hands_over or (start < entrance.start and self._has_states):
+            start = 0
         key = replace(found.key, tokens=start + 1)  # so that no full page beyond is locked: it will come anyway
         found = replace(found, key=key, boundary_tokens=start, full_tokens=start)
         return gate.priced(request, replace(entrance, start=start, found=found, hands_over=False, offer=None))
