@@ -14,7 +14,7 @@ ifneq ($(DATA_FILE),)
 export HALOCLINE_DATA ?= $(abspath $(dir $(DATA_FILE)))
 endif
 
-.PHONY: help install demo serve test check e2e disagg bench laws mutants product compare compiled clean
+.PHONY: help install demo serve test check e2e disagg bench laws mutants product compare clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -64,9 +64,6 @@ bench: $(STAMP)  ## speed beside transformers, concurrency, control plane; last 
 
 compare: $(STAMP)  ## what the arena buys: concurrency of every policy, five shapes, two traces: a quarter of an hour
 	$(PY) benchmarks/compare.py $(ARGS)
-
-compiled: $(STAMP)  ## the pure core as machine code in build/core, for HALOCLINE_CORE=compiled: needs gcc, a minute or two
-	$(PY) scripts/compile_core.py
 
 clean:  ## remove what was installed or built here; downloaded models stay in ~/.cache/halocline
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

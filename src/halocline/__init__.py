@@ -6,16 +6,12 @@ from importlib import import_module
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
-from halocline.compiled import use_if_wanted
-
 if TYPE_CHECKING:
     from halocline.llm import LLM, AsyncLLM, CompletionOutput, RequestOutput
     from halocline.params import SamplingParams
 
 __version__ = _version("halocline")
 __all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
-
-use_if_wanted()  # before any module of the core is imported
 
 # Importing the package must stay cheap: the pure core, the simulator and `halocline --help` need no torch.
 _HOMES = {

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halocline.compiled import core
 from halocline.errors import ConfigError, FailedError, ModelError
 from halocline.sim.client import Answer, LoadError, ask, first_model, open_client
 from halocline.sim.scrape import read_figures
@@ -261,7 +260,6 @@ def _asked(prepared: Prepared) -> dict[str, str]:
         "step tokens": f"{settings.step_tokens:,}",
         "most running requests": f"{settings.max_running_requests:,}",
         "seed": str(settings.seed),
-        "core": core(),
     }
     if settings.kv_dtype != "auto":
         asked["K and V"] = settings.kv_dtype

@@ -13,7 +13,7 @@ from testing.source import SOURCES, imported_names, module_name, module_of, modu
 PURE_CORE = ("memory", "cache", "step", "schedule")
 LIST = ("units", "errors", "params", "config", *PURE_CORE)
 ADAPTERS = ("engine", "disagg", "model", "sim", "api", "web")
-ROOTS = ("compiled", "compose", "outputs", "llm", "serve", "route", "group", "replay", "plan", "faults")
+ROOTS = ("compose", "outputs", "llm", "serve", "route", "group", "replay", "plan", "faults")
 OUTERMOST = ("cli", "__main__")
 LAYERS = (*LIST, *ADAPTERS, *ROOTS, *OUTERMOST, "__init__")
 
