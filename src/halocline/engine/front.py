@@ -281,16 +281,21 @@ class FrontEnd:
             "status": verdict.state,
             "message": verdict.message,
         }
-        if figures is None:
-            return body | {"total_bytes": 0, "free_bytes": 0, "token_bytes": 0, "waiting": 0, "running": 0}
-        arena, longest = figures.arena, 0 if hello.capacity is None else hello.capacity.longest_request_tokens
-        taken = arena.used_bytes - arena.cached_bytes + arena.promised_bytes
+        capacity = hello.capacity
+        total_bytes = 0 if capacity is None else capacity.arena_bytes
+        longest = 0 if capacity is None else capacity.longest_request_tokens
+        if figures is None:  # it has just started: nothing is taken, as its first figures will say
+            taken, waiting, running = 0, 0, 0
+        else:
+            arena = figures.arena
+            total_bytes, taken = arena.total_bytes, arena.used_bytes - arena.cached_bytes + arena.promised_bytes
+            waiting, running = figures.waiting + figures.retracted, figures.running
         return body | {
-            "total_bytes": arena.total_bytes,
-            "free_bytes": max(0, arena.total_bytes - taken),
-            "token_bytes": arena.total_bytes // longest if longest else 0,
-            "waiting": figures.waiting + figures.retracted,
-            "running": figures.running,
+            "total_bytes": total_bytes,
+            "free_bytes": max(0, total_bytes - taken),
+            "token_bytes": total_bytes // longest if longest else 0,
+            "waiting": waiting,
+            "running": running,
         }
 
     async def drain(self, seconds: float) -> int:
