@@ -30,6 +30,8 @@ HELLO_SECONDS = 10.0
 HELLO_BYTES = 4 << 20
 WAIT_MS = 1000
 ZEROS = bytes(1 << 16)
+SUMS_AT_ONCE = 8
+"""Checksums that leave together on one host."""
 
 
 @dataclass(frozen=True)
@@ -218,17 +220,14 @@ class Connection:
         assert self._peer is not None, "hello came first"
         counts = [run.pages for run in pages.runs]
         numbers = [np.frombuffer(each, np.int32) for each in body.numbers]
-        sums = iter(np.frombuffer(body.sums, np.uint64).tolist())
-        if self._mapped is not None and (
-            [len(each) for each in numbers] != counts or len(body.sums) != sum(counts) * stream.SUM_BYTES
-        ):
+        if self._mapped is not None and [len(each) for each in numbers] != counts:
             raise LinkError("a frame of pages does not name as many pages as it announces")
         for pool, run in enumerate(pages.runs):
             for place in range(run.pages):
                 if self._mapped is None:
                     yield pool, run.first_page + place, -1, 0
                 else:
-                    yield pool, run.first_page + place, int(numbers[pool][place]), next(sums)
+                    yield pool, run.first_page + place, int(numbers[pool][place]), self._read_sum()
 
     def _pull(self, landing: Landing | None, pool: int, index: int, number: int, total: int) -> str:
         """Copy one page out of the peer's arena, and check it where it arrived."""
@@ -273,8 +272,8 @@ class Connection:
             self._fill(scratch)
         else:
             self._fill_landing(landing, target, scratch)
-        (told,) = np.frombuffer(bytes(stream.receive(self._live, stream.SUM_BYTES)), np.uint64).tolist()
-        self.counts.received += theirs.page_bytes + stream.SUM_BYTES
+        told = self._read_sum()
+        self.counts.received += theirs.page_bytes
         self.counts.received_pages += theirs.page_bytes
         if landing is None:
             return ""
@@ -291,6 +290,10 @@ class Connection:
             return "the checksum of a page is wrong"
         landings.confirm(landing, pool, index)
         return ""
+
+    def _read_sum(self) -> int:
+        self.counts.received += stream.SUM_BYTES
+        return int.from_bytes(stream.receive(self._live, stream.SUM_BYTES), "little")
 
     def _fill(self, target: Bytes) -> None:
         view = memoryview(target.data)
@@ -341,24 +344,31 @@ class Connection:
             return
         pages = [(pool, int(number)) for pool, run in enumerate(runs) for number in run.pages]
         if self._live.family == socket.AF_UNIX:
-            self._send_all(self._described(packed, runs, pages))
-            size = sum(len(self._home.pages.page(*each)) for each in pages)
-            self.counts.sent += size
-            self.counts.sent_pages += size
+            self._send_described(packed, runs, pages)
             return
         self._send_all(stream.frame(stream.PAGES, stream.encode_pages(stream.PagesBody(packed))))
         for each in pages:
             self._send_page(self._home.pages.page(*each))
 
-    def _described(self, packed: bytes, runs: Sequence[PoolPages], pages: list[tuple[int, int]]) -> bytes:
+    def _send_described(self, packed: bytes, runs: Sequence[PoolPages], pages: list[tuple[int, int]]) -> None:
+        """Say where pages lie, then their checksums, a few at a time: the peer copies while later ones are summed."""
         numbers = tuple(np.ascontiguousarray(run.pages, np.int32).tobytes() for run in runs)
-        sums = np.array([checksum(self._home.pages.page(*each)) for each in pages], np.uint64).tobytes()
-        return stream.frame(stream.PAGES, stream.encode_pages(stream.PagesBody(packed, numbers, sums)))
+        self._send_all(stream.frame(stream.PAGES, stream.encode_pages(stream.PagesBody(packed, numbers))))
+        for begin in range(0, len(pages), SUMS_AT_ONCE):
+            some = [self._home.pages.page(*each) for each in pages[begin : begin + SUMS_AT_ONCE]]
+            self._send_all(np.array([self._sum(page) for page in some], np.uint64).tobytes())
+            size = sum(map(len, some))
+            self.counts.sent += size
+            self.counts.sent_pages += size
+
+    def _sum(self, page: Bytes) -> int:
+        """Return the checksum of a page; of one that is recalled, whose bytes may be another's by now, none."""
+        with self._fence:
+            return 0 if self._is_recalled else checksum(page)
 
     def _send_page(self, page: Bytes) -> None:
         """Send a page and its checksum; of a page that is recalled meanwhile, zeros."""
-        with self._fence:
-            total = 0 if self._is_recalled else checksum(page)
+        total = self._sum(page)
         poll = select.poll()
         poll.register(self._live, select.POLLOUT)
         done = 0

@@ -3,7 +3,8 @@
     preface     "HALOLINK" version nonce(32)             both ways
     proof       HMAC-SHA256(secret, side, both nonces)   both ways; before it is right, nothing of the peer is read
     frame       "HL" kind(1) length(4) body(length)
-    pages       a frame; over TCP each page follows with its xxh3 behind it, on one host the frame says where they lie
+    pages       a frame; over TCP each page follows with its xxh3 behind it, on one host the frame says where they
+                lie, and only the xxh3 of each follows
 
 Every length is compared with its limit before anything is allocated for it.
 """
@@ -53,8 +54,6 @@ class PagesBody(msgspec.Struct, frozen=True, array_like=True):
     """A packed `messages.Pages`."""
     numbers: Annotated[tuple[bytes, ...], Meta(max_length=MAX_POOLS)] = ()
     """On one host: page numbers in the sender's arena, int32, of each pool."""
-    sums: bytes = b""
-    """On one host: the xxh3 of each page, uint64, in the same order."""
 
 
 encode_pages = msgspec.msgpack.Encoder().encode
