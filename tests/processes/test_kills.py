@@ -210,7 +210,8 @@ def test_a_killed_decode_worker_leaves_the_prefill_worker_free(group: Group, exp
 
 def test_a_killed_router_leaves_both_workers_free(group: Group, expected: list[list[int]]) -> None:
     got = asyncio.run(load(group.router.url, group.router.end, 0.5))
-    answered(got, expected)
+    _, errors = answered(got, expected)
+    assert errors, "no stream was cut off: the router died too late"
     for each in (group.prefill, group.decode):
         assert httpx.get(f"{each.url}/health").status_code == 200
         wait_until(each.is_idle, "a worker to be free")
