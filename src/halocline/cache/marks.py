@@ -37,7 +37,7 @@ from halocline.cache.node import PROVEN, TOMBSTONE, Mark, Node, gather
 from halocline.memory.arena import Arena
 from halocline.memory.evictable import NO_UNIT, Place, Unit
 from halocline.memory.grant import NO_HANDLES, Handles
-from halocline.memory.pool import CACHED, INDEX_MASK
+from halocline.memory.pool import CACHED, INDEX_MASK, LOCKED
 from halocline.memory.retention import Chunked, Retention, Sliding
 from halocline.units import MIB
 
@@ -330,12 +330,15 @@ class Marks:
             node.mark.tail = None
 
     def _free_body(self, node: Node) -> list[Handles]:
-        # The node's full pages, deepest first; none if somebody locks one of them.
+        # The node's full pages, deepest first, but those that a pin keeps; none if somebody locks one of them.
         pages = self._nothing()
         for pool in self._locks.full:
             handles = node.pages[pool][::-1]
-            if (self._arena.pools[pool].state[handles & INDEX_MASK] == CACHED).all():
+            state = self._arena.pools[pool].state[handles & INDEX_MASK]
+            if (state == CACHED).all():
                 pages[pool] = handles
+            elif not (state == LOCKED).any():  # who sent them has gone, and some were not taken yet
+                pages[pool] = handles[state == CACHED]
         return pages
 
     def _free_tail(self, mark: Mark) -> list[Handles]:

@@ -19,7 +19,7 @@ from halocline.memory.evictable import NO_UNIT, Place, Ranking, Unit
 from halocline.memory.grant import Grant, Handles, Refusal
 from halocline.memory.ledger import Ledger
 from halocline.memory.moves import withdraw
-from halocline.memory.pool import CACHED, INDEX_MASK, LOCKED, TRANSFER_CACHED, Pages, Pool
+from halocline.memory.pool import CACHED, INDEX_MASK, LOCKED, TRANSFER, TRANSFER_CACHED, Pages, Pool
 
 
 class CachedPages:
@@ -196,9 +196,12 @@ class CachedPages:
             pool.queue.push(index)
 
     def evict(self, pool: int, handles: Handles) -> None:
-        """Let cached pages die now."""
+        """Let cached pages die now; those that a transfer keeps are free when its pin ends, no longer cached."""
         index = self.owners.valid(self.pools[pool], handles)
-        self.owners.check(self.pools[pool], index, (CACHED,), "evict")
+        self.owners.check(self.pools[pool], index, (CACHED, TRANSFER_CACHED), "evict")
+        kept = self.pools[pool].state[index] == TRANSFER_CACHED
+        self.pools[pool].state[index[kept]] = TRANSFER
+        index = index[~kept]
         withdraw(self.pools[pool], self.ranking, index)
         self.pools[pool].retire(index)
         self.budget.cached[pool] -= len(index)

@@ -654,6 +654,45 @@ def test_a_send_request_that_fails_is_told_and_its_pins_stay_until_it_is_release
     assert made.is_empty
 
 
+def half_taken() -> Side:
+    """Return a worker whose send request has failed with its first chunk taken and the second one still pinned."""
+    made = side(12, pools=((Full(), 4, 1),), step_tokens=8, prefix_cache=True)
+    ask(made, "a", 32, 9, "send")
+    made.tell(PeerAccepted("a", 0, 0))
+    made.step()
+    made.step()
+    made.tell(PeerTook("a", 0, 0))
+    made.backend.fails.add("a")
+    made.step()
+    assert "a" in made.failed
+    assert [pin.owner for pin in made.arena.pins.open] == ["chunk 1 of a"]
+    return made
+
+
+def test_what_is_cached_above_pages_that_were_not_taken_is_in_a_unit() -> None:
+    made = half_taken()
+    assert made.scheduler.audit() == []
+    made.tell(PeerReleased("a", 0))
+    assert made.scheduler.audit() == []
+    assert made.is_empty
+
+
+@pytest.mark.parametrize("distrusted", [False, True])
+def test_pages_that_were_not_taken_outlive_what_is_cached_above_them(distrusted: bool) -> None:
+    made = half_taken()
+    made.arrive("big", prompt(16 if distrusted else 36, 77), 2)
+    if distrusted:
+        assert made.plan() is not None
+        break_step(made, moves=True)
+    else:
+        made.run()
+        assert made.outputs["big"] == made.expected("big")
+    assert made.scheduler.audit() == []
+    assert sum(made.arena.budget.transfer) == 2
+    made.tell(PeerReleased("a", 0))
+    assert made.scheduler.audit() == []
+
+
 # ---- pins that wait for moves
 
 
