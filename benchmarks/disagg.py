@@ -14,6 +14,7 @@ over TCP, a bare sendall / recv_into of as many bytes over loopback. Medians. Th
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import mmap
 import multiprocessing
@@ -56,8 +57,9 @@ def lay_out(pages: int) -> ArenaLayout:
 
 def open_post(layout: ArenaLayout, kind: str, folder: str, *, listens: bool) -> tuple[LinkPost, Landings, ArenaPages]:
     """Return one worker's end of links, over an arena in a memory file."""
-    memory = os.memfd_create("benchmark-arena", os.MFD_CLOEXEC)
+    memory = os.memfd_create("benchmark-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(memory, layout.arena_bytes)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     arena = np.frombuffer(mmap.mmap(memory, layout.arena_bytes), np.uint8)
     arena[:] = np.random.default_rng(0 if listens else 1).integers(0, 256, len(arena), np.uint8)
     facts = wire.facts_of(layout, model="m", dtype="d", vocab_size=9)

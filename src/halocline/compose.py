@@ -262,7 +262,7 @@ def _memory_file(config: Config, loaded: LoadedModel) -> int | None:
     if loaded.device.type != "cpu":
         raise ConfigError([f"links to other workers need an arena in host memory; the device is {loaded.device}"])
     listens = config.role != "decode" and config.link_kind == "shm"
-    return os.memfd_create("halocline-arena", os.MFD_CLOEXEC) if listens else None
+    return os.memfd_create("halocline-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING) if listens else None
 
 
 def _join(

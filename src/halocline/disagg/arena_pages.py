@@ -6,15 +6,18 @@ travels. Inside, each layer has K and V by position: that is all that cutting pa
 
 from __future__ import annotations
 
+import fcntl
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from halocline.disagg.messages import PoolFacts
+from halocline.disagg.messages import LayerFacts, PoolFacts
+from halocline.errors import LinkError
+from halocline.memory.layout import MAX_PAGE_TOKENS, STRIDE_UNIT_BYTES
 
 Bytes = NDArray[np.uint8]
 
@@ -26,11 +29,40 @@ class Band(NamedTuple):
     position_bytes: int
 
 
-def bands(pool: PoolFacts) -> Iterator[Band]:
-    """Yield where the K and V of each layer lie in a page of a pool of positions, in the order of its layers."""
-    for layer in pool.layers:
-        yield Band(layer.k_offset, layer.kv_heads * layer.k_dim * layer.dtype_bytes)
-        yield Band(layer.v_offset, layer.kv_heads * layer.v_dim * layer.dtype_bytes)
+def bands(layer: LayerFacts) -> tuple[Band, Band]:
+    """Return where K and V of a layer lie in a page of positions."""
+    row_bytes = layer.kv_heads * layer.dtype_bytes
+    return Band(layer.k_offset, row_bytes * layer.k_dim), Band(layer.v_offset, row_bytes * layer.v_dim)
+
+
+def paired_bands(source: PoolFacts, target: PoolFacts) -> Iterator[tuple[Band, Band]]:
+    """Yield the K and V of each layer in pages of two lengths.
+
+    They are paired by layer and not by place: which layer comes first in a page depends on the page's length.
+    """
+    theirs = {layer.label: layer for layer in source.layers}
+    for layer in target.layers:
+        yield from zip(bands(theirs[layer.label]), bands(layer), strict=True)
+
+
+def check_pages(pools: Sequence[PoolFacts]) -> None:
+    """Raise LinkError where a peer's page sizes do not follow from its layers, before anything is sized by them."""
+    for pool in pools:
+        runs = [
+            (band.offset, band.position_bytes * pool.page_tokens)
+            for layer in pool.layers
+            for band in ((Band(layer.k_offset, layer.state_bytes),) if layer.state_bytes else bands(layer))
+        ]
+        used, end = sum(size for _, size in runs), max((offset + size for offset, size in runs), default=0)
+        if pool.page_tokens > MAX_PAGE_TOKENS:
+            raise LinkError(
+                f"its pool {pool.name} has pages of {pool.page_tokens} positions; {MAX_PAGE_TOKENS} is most"
+            )
+        if not end <= pool.page_bytes <= min(pool.stride_bytes, used + STRIDE_UNIT_BYTES * len(runs)):
+            raise LinkError(
+                f"its pool {pool.name} cannot have pages of {pool.page_bytes} bytes every {pool.stride_bytes}: "
+                f"its layers use {used} and end at {end}"
+            )
 
 
 class ArenaPages:
@@ -46,7 +78,12 @@ class ArenaPages:
 
     @classmethod
     def mapped(cls, descriptor: int, pools: tuple[PoolFacts, ...]) -> ArenaPages:
-        """Map the arena of another worker; its bytes can be read and never written. Raises OSError or ValueError."""
+        """Map the arena of another worker; its bytes can be read and never written. Raises OSError or ValueError.
+
+        Only memory that can no longer shrink: reading behind its new end would kill this process.
+        """
+        if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise LinkError("the peer's arena is not sealed against shrinking")
         return cls(np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), np.uint8), pools)
 
     def pages(self, pool: int) -> int:
@@ -73,7 +110,7 @@ def copy_positions(
     count: int,
 ) -> None:
     """Copy `count` positions between pages of different lengths, from place `source_at` to place `target_at`."""
-    for theirs, ours in zip(bands(source_pool), bands(target_pool), strict=True):
+    for theirs, ours in paired_bands(source_pool, target_pool):
         begin = theirs.offset + source_at * theirs.position_bytes
         place = ours.offset + target_at * ours.position_bytes
         size = count * ours.position_bytes

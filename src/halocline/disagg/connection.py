@@ -11,6 +11,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import numpy as np
 from halocline.disagg import messages as wire
 from halocline.disagg import stream
 from halocline.disagg.actions import Key
-from halocline.disagg.arena_pages import ArenaPages, Bytes, checksum
+from halocline.disagg.arena_pages import ArenaPages, Bytes, check_pages, checksum
 from halocline.disagg.landings import Landing, Landings
 from halocline.disagg.post import Delivered, Down, News, Up
 from halocline.errors import LinkError
@@ -29,6 +30,8 @@ from halocline.schedule.events import PoolPages
 HELLO_SECONDS = 10.0
 HELLO_BYTES = 4 << 20
 WAIT_MS = 1000
+BEAT_SECONDS = 1.0
+"""While a chunk of pages comes in, the connection is told to live this often."""
 ZEROS = bytes(1 << 16)
 SUMS_AT_ONCE = 8
 """Checksums that leave together on one host."""
@@ -61,8 +64,10 @@ class Connection:
     """One connection; its threads end when it does."""
 
     def __init__(self, name: str, home: Home, address: str, sock: socket.socket | None = None) -> None:
-        """Take a connection that was accepted (`sock`), or make one to `address`. `Up` or `Down` follows."""
+        """Take a connection that was accepted (`sock`), or make one to `address`, once it is started."""
         self.name, self.counts = name, Counts()
+        self.is_greeted = False
+        """Whether the peer has proved the secret and said who it is."""
         self._home, self._address = home, address
         self._sock = sock
         self._side: stream.Side = "dialer" if sock is None else "listener"
@@ -77,7 +82,15 @@ class Connection:
         self._mapped: ArenaPages | None = None
         self._scratch: Bytes = np.empty(0, np.uint8)
         self._reader = threading.Thread(target=self._run, name=f"halocline-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin; `Up` or `Down` follows."""
         self._reader.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is closed, or about to be."""
+        return self._is_closed
 
     # ---- from the engine's thread
 
@@ -147,18 +160,21 @@ class Connection:
                 if self._is_closed:
                     raise LinkError(self._why)
         sock = self._live
+        until = time.monotonic() + HELLO_SECONDS
         sock.settimeout(HELLO_SECONDS)
-        stream.prove(sock, self._home.secret, self._side)
+        stream.prove(sock, self._home.secret, self._side, until)
         sock.sendall(stream.frame(stream.MESSAGE, wire.encode(self._home.hello)))
-        first = stream.receive_frame(sock, HELLO_BYTES)
+        first = stream.receive_frame(sock, HELLO_BYTES, until)
         hello = wire.decode(first.body)
         if not isinstance(hello, wire.Hello):
             raise LinkError("the peer did not say hello first")
         wire.check_peer(self._home.hello, hello, f"the worker at {self._address}")
+        check_pages(hello.facts.pools)
         self._peer = hello
         self._scratch = np.empty(max(pool.page_bytes for pool in hello.facts.pools), np.uint8)
         self._exchange_arena(sock, hello)
         sock.settimeout(None)
+        self.is_greeted = True
         self._home.tell(Up(self.name, hello))
 
     def _exchange_arena(self, sock: socket.socket, hello: wire.Hello) -> None:
@@ -205,12 +221,16 @@ class Connection:
         is_there = landing is not None and pages.chunk in landing.chunks
         writes = None if is_there else landing
         take = self._pull if self._mapped is not None else self._receive_page
-        sources = self._sources(pages, body)
+        sources, beat = self._sources(pages, body), time.monotonic()
         refused = "" if is_there or landing is not None else "there is no landing for it"
         for pool, index, number, total in sources:
             # To the last page also after a fault: a stream that is left half read is of no use to anybody.
             wrong = take(writes, pool, index, number, total)
             refused = refused or (wrong if writes is not None else "")
+            if time.monotonic() - beat > BEAT_SECONDS:
+                # The peer's heartbeats stand behind its pages.
+                beat = time.monotonic()
+                self._home.tell(Delivered(self.name, wire.Heartbeat()))
         if not refused and landing is not None:
             landing.chunks.add(pages.chunk)
         return refused

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
@@ -21,6 +22,9 @@ from halocline.errors import ConfigError
 from halocline.schedule.events import PoolPages
 
 BACKLOG = 64
+MOST_STRANGERS = 32
+"""Connections that have not proved the secret yet; beyond, the oldest is left for the newest."""
+PAUSE_SECONDS = 0.1
 SOCKET_NAME = "link.sock"
 FIGURES = ("sent_bytes", "received_bytes", "sent_page_bytes", "received_page_bytes")
 
@@ -83,7 +87,7 @@ class LinkPost:
 
     def dial(self, address: str) -> str:
         """Begin to connect; return the name of the connection."""
-        return self._add(address, None)
+        return self._add(address, None).name
 
     def send(self, peer: str, message: Message, runs: Sequence[PoolPages] = ()) -> None:
         """Queue a message; a peer that is down gets nothing."""
@@ -133,18 +137,26 @@ class LinkPost:
 
     def _accept_all(self) -> None:
         assert self._listener is not None, "there is somebody to accept from"
+        strangers: deque[Connection] = deque()
         while not self._is_closed:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
-                return
-            self._add("", sock)
+                # Out of descriptors, or the dialer has gone again: others will come.
+                if not self._is_closed:
+                    time.sleep(PAUSE_SECONDS)
+                continue
+            strangers = deque(each for each in strangers if not (each.is_greeted or each.is_over))
+            if len(strangers) >= MOST_STRANGERS:
+                strangers.popleft().hang_up("too many connections whose peers have not said who they are")
+            strangers.append(self._add("", sock))
 
-    def _add(self, address: str, sock: socket.socket | None) -> str:
+    def _add(self, address: str, sock: socket.socket | None) -> Connection:
         name = f"peer-{next(self._numbers)}"
         with self._lock:
-            self._connections[name] = Connection(name, self._home, address or name, sock)
-        return name
+            connection = self._connections[name] = Connection(name, self._home, address or name, sock)
+        connection.start()  # only now: whoever hears that it is up may send at once
+        return connection
 
     def _forget(self, name: str) -> None:
         with self._lock:

@@ -16,6 +16,7 @@ import hmac
 import secrets
 import socket
 import struct
+import time
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -68,18 +69,21 @@ def decode_pages(body: bytearray) -> PagesBody:
         raise LinkError(f"what came is no frame of pages: {str(error)[:200]}") from error
 
 
-def prove(sock: socket.socket, secret: bytes, side: Side) -> None:
-    """Prove to the peer that this side knows the secret, and have it prove the same; raises LinkError or OSError."""
+def prove(sock: socket.socket, secret: bytes, side: Side, until: float | None = None) -> None:
+    """Prove to the peer that this side knows the secret, and have it prove the same; raises LinkError or OSError.
+
+    `until`: the moment, by the monotonic clock, at which the peer must have said all of it.
+    """
     own = secrets.token_bytes(NONCE_BYTES)
     sock.sendall(PREFACE + own)
-    preface = bytes(receive(sock, len(PREFACE) + NONCE_BYTES))
+    preface = bytes(receive(sock, len(PREFACE) + NONCE_BYTES, until))
     if not preface.startswith(PREFACE):
         raise LinkError("the peer does not speak this version of the link protocol")
     other = preface[len(PREFACE) :]
     nonces = own + other if side == "dialer" else other + own
     sock.sendall(_proof(secret, side, nonces))
     theirs: Side = "listener" if side == "dialer" else "dialer"
-    if not hmac.compare_digest(bytes(receive(sock, PROOF_BYTES)), _proof(secret, theirs, nonces)):
+    if not hmac.compare_digest(bytes(receive(sock, PROOF_BYTES, until)), _proof(secret, theirs, nonces)):
         raise LinkError("the peer does not know this group's link token")
 
 
@@ -94,21 +98,29 @@ def frame(kind: int, body: bytes) -> bytes:
     return HEAD.pack(MAGIC, kind, len(body)) + body
 
 
-def receive_frame(sock: socket.socket, limit_bytes: int = MAX_FRAME_BYTES) -> Frame:
+def receive_frame(sock: socket.socket, limit_bytes: int = MAX_FRAME_BYTES, until: float | None = None) -> Frame:
     """Wait for one frame; raises LinkError for one that is none or too long, ConnectionError at the end."""
-    magic, kind, length = HEAD.unpack(receive(sock, HEAD.size))
+    magic, kind, length = HEAD.unpack(receive(sock, HEAD.size, until))
     if magic != MAGIC or kind not in (MESSAGE, PAGES):
         raise LinkError("what came is no frame")
     if length > limit_bytes:
         raise LinkError(f"a frame announces {length} bytes; the limit is {limit_bytes}")
-    return Frame(kind, receive(sock, length))
+    return Frame(kind, receive(sock, length, until))
 
 
-def receive(sock: socket.socket, size: int) -> bytearray:
-    """Wait for exactly so many bytes; raises ConnectionError when the connection ends before."""
+def receive(sock: socket.socket, size: int, until: float | None = None) -> bytearray:
+    """Wait for exactly so many bytes; raises ConnectionError when the connection ends before.
+
+    With `until` the time is one for all bytes: who says one after another in time does not stay for ever.
+    """
     data = bytearray(size)
     view = memoryview(data)
     while view:
+        if until is not None:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise LinkError("the peer took too long to say who it is")
+            sock.settimeout(left)
         got = sock.recv_into(view, len(view), socket.MSG_WAITALL)
         if not got:
             raise ConnectionError("the connection ended")

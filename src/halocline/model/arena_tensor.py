@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from collections.abc import Sequence
@@ -20,14 +21,16 @@ ALIGNMENT = 64
 def allocate_arena(layout: ArenaLayout, device: torch.device, memory_file: int | None = None) -> Tensor:
     """Return the arena: uint8, shape (arena_bytes,), its start a multiple of 64 bytes. Nothing else holds KV.
 
-    With `memory_file`, the descriptor of an empty memfd, its bytes are those of that file, so that a process which is
-    handed the file can read them; only on the CPU. The bytes are not cleared: every reader reads only what was
-    written. Raises ModelError when there is no room.
+    With `memory_file`, the descriptor of an empty memfd that allows seals, its bytes are those of that file, so that
+    a process which is handed the file can read them; only on the CPU. The bytes are not cleared: every reader reads
+    only what was written. Raises ModelError when there is no room.
     """
     try:
         if memory_file is not None:
             assert device.type == "cpu", f"the memory of {device} is no file"
             os.ftruncate(memory_file, layout.arena_bytes)
+            # Readers refuse memory that could shrink under them.
+            fcntl.fcntl(memory_file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             return torch.frombuffer(mmap.mmap(memory_file, layout.arena_bytes), dtype=torch.uint8)
         whole = torch.empty(layout.arena_bytes + ALIGNMENT, dtype=torch.uint8, device=device)
     except (OSError, RuntimeError) as error:  # torch has no narrower type for "no memory" on the CPU

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import select
@@ -35,8 +36,9 @@ class End:
     """One worker's links."""
 
     def __init__(self, epoch: str, fill: int, secret: bytes = SECRET, kind: str = "", folder: Path = Path()) -> None:
-        self.memory = os.memfd_create("arena", os.MFD_CLOEXEC)
+        self.memory = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.memory, LAYOUT.arena_bytes)
+        fcntl.fcntl(self.memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self.arena = np.frombuffer(mmap.mmap(self.memory, LAYOUT.arena_bytes), np.uint8)
         self.arena[:] = fill
         pages = ArenaPages(self.arena, FACTS.pools)
