@@ -46,7 +46,7 @@ check: $(STAMP)  ## format, lint, types, shape
 e2e: $(STAMP)  ## 200 questions through the launched server, token by token against transformers
 	OMP_NUM_THREADS=$$(nproc) $(PYTEST) -m e2e -s $(ARGS)
 
-disagg: $(STAMP)  ## prefill and decode workers as real processes: boundaries, kills, stops, the real model: under 10 minutes
+disagg: $(STAMP)  ## prefill and decode workers as real processes: boundaries, kills, stops, the real model
 	OMP_NUM_THREADS=1 $(PYTEST) -m e2e tests/processes $(ARGS)
 
 # Tests are handed out one by one and taken over by who is idle: a few of them take minutes.

@@ -137,9 +137,6 @@ class Config:
     decode_reserve_tokens: int = setting(
         512, "tokens by which an answer may grow without a new grant when its prompt is computed elsewhere", server=True
     )
-    staging_bytes: str | int = setting(
-        "64MiB", "bytes in which pages of another size wait to be cut into ours", server=True
-    )
     audit: str = setting("idle", "when the arena is recounted: idle, every (step) or off")
     log_level: str = setting("info", "debug, info, warning or error")
 
@@ -178,11 +175,6 @@ class Config:
     def host_budget_bytes(self) -> int:
         """`host_bytes` as a number of bytes."""
         return parse_bytes(self.host_bytes)
-
-    @property
-    def staging_budget_bytes(self) -> int:
-        """`staging_bytes` as a number of bytes."""
-        return parse_bytes(self.staging_bytes)
 
     @property
     def disagg_rule(self) -> tuple[int, int] | None:
@@ -343,7 +335,7 @@ def _problems_of_form(name: str, value: Any) -> list[str]:
             parse_policy(value)
         elif name == "page_tokens":
             parse_page_tokens(value)
-        elif name in ("prefill_delay_low_bytes", "host_bytes", "staging_bytes"):
+        elif name in ("prefill_delay_low_bytes", "host_bytes"):
             parse_bytes(value)
         elif name == "disagg":
             parse_disagg(value)

@@ -43,8 +43,8 @@ def test_numbers_of_local_workers_are_read_from_one_word() -> None:
 
 
 def test_bytes_beside_the_arena_are_read_like_the_arenas() -> None:
-    config = Config(host_bytes="1GiB", staging_bytes=4096)
-    assert (config.host_budget_bytes, config.staging_budget_bytes) == (2**30, 4096)
+    assert Config(host_bytes="1GiB").host_budget_bytes == 2**30
+    assert Config(host_bytes=4096).host_budget_bytes == 4096
     assert Config().host_budget_bytes == 0
 
 
@@ -100,7 +100,7 @@ def test_all_problems_are_told_at_once() -> None:
         ("lease_seconds", 0, "from 0.1"),
         ("decode_reserve_tokens", -1, "from 0"),
         ("host_bytes", "some", "host_bytes"),
-        ("staging_bytes", -1, "negative"),
+        ("host_bytes", -1, "negative"),
         ("admission", "expected:1.5", "quantile"),
         ("policy", "static:0", "static:0.8"),
     ],

@@ -57,8 +57,6 @@ class ExchangeFigures:
     """Connections that stand now."""
     landing_bytes: int
     """Bytes of this arena into which pages of others are to come."""
-    staging_bytes: int = 0
-    """Bytes in the staging ring now."""
 
 
 @dataclass

@@ -141,8 +141,6 @@ class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Workers that are connected now."""
     landing_bytes: int = 0
     """Bytes of this arena that are waiting for pages of others."""
-    staging_bytes: int = 0
-    """Bytes in the staging ring now."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -151,11 +151,8 @@ def _transfers(figures: TransferFigures) -> Iterator[Metric]:
         sessions.add_metric([state], number)
     yield sessions
     yield GaugeMetricFamily("halocline_transfer_peers", "workers that are connected now", value=figures.peers)
-    for name, text, number in (
-        ("landing", "bytes of the arena into which pages of other workers are being written", figures.landing_bytes),
-        ("staging", "bytes that wait to be cut into pages of another size", figures.staging_bytes),
-    ):
-        yield GaugeMetricFamily(f"halocline_transfer_{name}_bytes", text, value=number)
+    text = "bytes of the arena into which pages of other workers are being written"
+    yield GaugeMetricFamily("halocline_transfer_landing_bytes", text, value=figures.landing_bytes)
     for name, text in TRANSFER_TOTALS.items():
         yield CounterMetricFamily(f"halocline_transfer_{name}", text, value=figures.totals.get(name, 0))
 

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(story.details, end="")
         return 0 if story.fault is None else 1
     began = time.perf_counter()
-    tally = explore_many(chosen.seed, chosen.faults, chosen.most)
+    tally = explore_many(chosen.seed, chosen.faults, chosen.most, chosen.breakdown)
     print("\n".join(tally.lines()))
     print(f"{time.perf_counter() - began:.1f} s")
     return 1 if tally.broken else 0

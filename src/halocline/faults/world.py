@@ -343,11 +343,11 @@ class Tally:
         ]
 
 
-def explore_many(first_seed: int, faults: int, most_faults: int = MOST_FAULTS) -> Tally:
+def explore_many(first_seed: int, faults: int, most_faults: int = MOST_FAULTS, breakdown: float = 0.0) -> Tally:
     """Run one world after the other until so many faults were injected; never more than one world per fault."""
     tally, digest = Tally(), hashlib.sha256()
     while tally.fault_count < faults and tally.worlds < faults:
-        story = explore(first_seed + tally.worlds, most_faults)
+        story = explore(first_seed + tally.worlds, most_faults, breakdown=breakdown)
         tally.worlds += 1
         tally.faults.update(story.faults)
         tally.ends.update(story.ends)

@@ -41,6 +41,11 @@ def test_steps_may_break_as_well() -> None:
     assert sum(story.faults.get("breakdown", 0) for story in stories) > 0
 
 
+def test_steps_break_in_many_worlds_where_that_is_asked_for() -> None:
+    """Exploring many worlds once dropped the wish without a word."""
+    assert explore_many(500, 60, breakdown=0.02).faults["breakdown"] > 0
+
+
 def test_without_faults_every_request_gets_its_whole_answer() -> None:
     received = 0
     for seed in range(12):
