@@ -161,7 +161,9 @@ def check(folder: Path, expected: list[list[int]], pages: int, policy: str, link
         assert end["halocline_transfer_received_total"] == OTHERS + 1
 
 
-@pytest.mark.parametrize(("policy", "link_kind"), [("static:1.0", "shm"), ("shared", "tcp")])
+@pytest.mark.parametrize(
+    ("policy", "link_kind"), [("static:1.0", "shm"), pytest.param("shared", "tcp", marks=pytest.mark.e2e)]
+)
 def test_exactly_three_of_four_come_back_into_18_pages_per_pool(
     folder: Path, expected: list[list[int]], policy: str, link_kind: str
 ) -> None:

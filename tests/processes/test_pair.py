@@ -73,7 +73,7 @@ def client(base: Config, **decode: Any) -> Iterator[tuple[Client, LiveServer, Li
             yield asking, first, second
 
 
-@pytest.mark.parametrize("link_kind", ["shm", "tcp"])
+@pytest.mark.parametrize("link_kind", ["shm", pytest.param("tcp", marks=pytest.mark.e2e)])
 def test_50_prompts_have_the_tokens_of_generate_and_only_what_lacks_travels(
     base: Config, expected: list[list[int]], link_kind: str
 ) -> None:
@@ -93,7 +93,8 @@ def test_50_prompts_have_the_tokens_of_generate_and_only_what_lacks_travels(
 
 
 @pytest.mark.parametrize(
-    ("link_kind", "page_tokens"), [("shm", "full=4,sliding-12=8"), ("tcp", "full=32,sliding-12=1")]
+    ("link_kind", "page_tokens"),
+    [pytest.param("shm", "full=4,sliding-12=8", marks=pytest.mark.e2e), ("tcp", "full=32,sliding-12=1")],
 )
 def test_workers_with_other_page_lengths_understand_each_other(
     base: Config, expected: list[list[int]], link_kind: str, page_tokens: str
