@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from halocline.memory.demand import Demand
+from halocline.memory.grant import Grant, Order
 from halocline.memory.retention import Full, Sliding
 from halocline.schedule.events import (
     Abort,
@@ -745,6 +746,31 @@ def test_what_was_not_told_when_its_moves_broke_is_neither_told_nor_cached(cache
     assert made.outputs["again"] == made.expected("again")
     made.tell(PeerReleased("a", 0))
     assert made.is_empty
+
+
+def test_a_landing_in_a_slab_that_was_just_vacated_is_told_after_its_moves() -> None:
+    """Somebody's six pages stand alone in six slabs of seven: one of them moves, and its slab is where windows land.
+
+    Told at once, the other worker would write where the page still stands that has yet to be read.
+    """
+    made = side(7)
+    somebody = made.arena.reserve("somebody", Demand((18, 0)))
+    assert isinstance(somebody, Grant)
+    handles = made.arena.commit([Order(somebody, somebody.demand)]).handles[0][0]
+    made.arena.free(somebody, 0, handles[made.arena.physical(0, handles) % 3 != 0])
+    made.arena.shrink(somebody, Demand((6, 0)))
+    ask(made, "a", 8, 2)
+    made.tell(Offered("a", 0))
+    plan = made.plan()
+    assert plan is not None
+    landing = made.scheduler._roster.live["a"].landing
+    assert landing is not None
+    assert landing.pin.is_in_force, "it waits for nothing but the moves"
+    vacated = {move.source // 3 for move in plan.moves}
+    assert vacated & set(made.arena.physical(1, landing.handles[1]).tolist()), "a window page stands in a vacated slab"
+    assert not heard(made, LandingReady)
+    made.apply(made.backend.run(plan))
+    assert [told.request_id for told in heard(made, LandingReady)] == ["a"]
 
 
 # ---- pins and room
