@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
@@ -18,6 +17,7 @@ from halocline.api.answer import CLIENT_GONE, Answer
 from halocline.api.body import read_object
 from halocline.api.errors import ApiError, api_error, error_response
 from halocline.api.fields import known_name
+from halocline.api.keys import check_key
 from halocline.api.link_door import LinkDoor
 from halocline.api.ports import Front
 from halocline.api.requests import CompletionOrder, Prompt, read_chat, read_completion
@@ -67,7 +67,7 @@ class Routes:
             request_id = f"req-{uuid.uuid4().hex}"
             try:
                 if asks_key:
-                    self._check_key(request)
+                    check_key(request, self._api_key)
                 response = await endpoint(request)
             except (ClientDisconnect, ClientGoneError):
                 response = Response(status_code=CLIENT_GONE)
@@ -160,19 +160,6 @@ class Routes:
         if name is not None and name != self._front.model_name:
             message = f"the model {name!r} does not exist here; this server has {self._front.model_name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
-
-    def _check_key(self, request: Request) -> None:
-        if self._api_key is None:
-            return
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        # Headers are bytes; Starlette shows each as one character.
-        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("latin-1"), self._api_key):
-            raise ApiError(
-                401,
-                "the API key is missing or wrong; send it as `Authorization: Bearer KEY`",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
 
     async def worker(self, request: Request) -> Response:
         """GET /v1/worker: what a router asks of a worker of its group; 200 in every state that can still speak."""
