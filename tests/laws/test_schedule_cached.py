@@ -11,14 +11,12 @@ from halocline.cache.keys import Key
 from halocline.cache.match import Walk
 from halocline.cache.node import Node
 from halocline.errors import InvariantError
-from halocline.memory.retention import Chunked, Full, Sliding, State
 from halocline.step import StepPlan, StepResult
 from testing.oracle import FakeBackend
 from testing.schedule import (
-    FOUR_POOLS,
+    EVERY_KIND,
     FULL_AND_WINDOW,
     THREE_POOLS,
-    PoolSpec,
     World,
     fewest_slabs,
     greedy,
@@ -27,17 +25,6 @@ from testing.schedule import (
     tiny_layout,
 )
 
-SHAPES: dict[str, tuple[PoolSpec, ...]] = {
-    "full": ((Full(), 4, 2),),
-    "pages-1": ((Full(), 1, 16), (Sliding(3), 1, 8)),
-    "pages-4": FULL_AND_WINDOW,
-    "unequal": ((Full(), 16, 1), (Sliding(9), 4, 3), (Chunked(6), 1, 5)),
-    "window-below-a-granule": ((Full(), 8, 2), (Sliding(3), 2, 3)),
-    "state": THREE_POOLS,
-    "four-pools": FOUR_POOLS,
-    "windows-only": ((Sliding(7), 2, 2), (Sliding(3), 1, 5)),
-    "state-first": ((State(), 1, 2), (Full(), 4, 3)),
-}
 EOS = (3, 5, 7)
 
 
@@ -68,10 +55,10 @@ def assert_hits(world: World) -> None:
     assert sum(cache.evicted_pages) > 0, "nothing was evicted"
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", EVERY_KIND)
 def test_l11_tokens_are_the_same_where_much_is_cached(shape: str) -> None:
-    slabs = 2 * fewest_slabs(SHAPES[shape], 30, 40, prefix_cache=True)
-    world = drive(World(tiny_layout(SHAPES[shape], slabs), rules(eos_token_ids=EOS, prefix_cache=True)), 4, 24)
+    slabs = 2 * fewest_slabs(EVERY_KIND[shape], 30, 40, prefix_cache=True)
+    world = drive(World(tiny_layout(EVERY_KIND[shape], slabs), rules(eos_token_ids=EOS, prefix_cache=True)), 4, 24)
     for index in range(8):
         world.arrive(f"new{index}", 30, 40)
     world.run().assert_all_finished()
@@ -80,10 +67,10 @@ def test_l11_tokens_are_the_same_where_much_is_cached(shape: str) -> None:
 
 @pytest.mark.laws
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", EVERY_KIND)
 def test_l11_tokens_are_the_same_in_many_cached_worlds(shape: str, seed: int) -> None:
     draw = random.Random(seed)
-    slabs = fewest_slabs(SHAPES[shape], 30, 40, prefix_cache=True) + draw.choice((0, 1, 2, 5, 12))
+    slabs = fewest_slabs(EVERY_KIND[shape], 30, 40, prefix_cache=True) + draw.choice((0, 1, 2, 5, 12))
     changed = rules(
         eos_token_ids=EOS,
         prefix_cache=True,
@@ -91,7 +78,7 @@ def test_l11_tokens_are_the_same_in_many_cached_worlds(shape: str, seed: int) ->
         max_running_requests=draw.choice((2, 5, 8)),
         admission=draw.choice((("expected", 0.9), ("expected", 0.2), ("guaranteed",))),
     )
-    drive(World(tiny_layout(SHAPES[shape], slabs), changed), seed, 40).run().assert_all_finished()
+    drive(World(tiny_layout(EVERY_KIND[shape], slabs), changed), seed, 40).run().assert_all_finished()
 
 
 # --- the instrument itself: faults of sharing change tokens

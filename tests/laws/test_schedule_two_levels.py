@@ -11,13 +11,11 @@ import pytest
 from halocline.cache.tier import Tier
 from halocline.memory.host import HostCosts
 from halocline.memory.pool import CACHED
-from halocline.memory.retention import Chunked, Full, Sliding, State
 from halocline.step import StepPlan, StepResult
 from testing.oracle import FakeBackend
 from testing.schedule import (
-    FOUR_POOLS,
+    EVERY_KIND,
     FULL_AND_WINDOW,
-    THREE_POOLS,
     PoolSpec,
     World,
     fewest_slabs,
@@ -27,17 +25,6 @@ from testing.schedule import (
     tiny_layout,
 )
 
-SHAPES: dict[str, tuple[PoolSpec, ...]] = {
-    "full": ((Full(), 4, 2),),
-    "pages-1": ((Full(), 1, 16), (Sliding(3), 1, 8)),
-    "pages-4": FULL_AND_WINDOW,
-    "unequal": ((Full(), 16, 1), (Sliding(9), 4, 3), (Chunked(6), 1, 5)),
-    "window-below-a-granule": ((Full(), 8, 2), (Sliding(3), 2, 3)),
-    "state": THREE_POOLS,
-    "four-pools": FOUR_POOLS,
-    "windows-only": ((Sliding(7), 2, 2), (Sliding(3), 1, 5)),
-    "state-first": ((State(), 1, 2), (Full(), 4, 3)),
-}
 EOS = (3, 5, 7)
 CHEAP = HostCosts(1e12, 1.0)
 """Every load is worth it."""
@@ -84,10 +71,10 @@ def drive(world: World, seed: int, requests: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", EVERY_KIND)
 def test_l11_tokens_are_the_same_where_prefixes_come_back_from_the_host(shape: str) -> None:
-    slabs = fewest_slabs(SHAPES[shape], 30, 40, prefix_cache=True)
-    world = TwoLevels(SHAPES[shape], slabs + 2, 3 * slabs)
+    slabs = fewest_slabs(EVERY_KIND[shape], 30, 40, prefix_cache=True)
+    world = TwoLevels(EVERY_KIND[shape], slabs + 2, 3 * slabs)
     drive(world, 4, 24).run().assert_all_finished()
     figures = world.scheduler.figures().cache
     assert figures is not None
@@ -99,12 +86,12 @@ def test_l11_tokens_are_the_same_where_prefixes_come_back_from_the_host(shape: s
 
 @pytest.mark.laws
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", EVERY_KIND)
 def test_l11_tokens_are_the_same_in_many_worlds_of_two_levels(shape: str, seed: int) -> None:
     draw = random.Random(seed)
-    slabs = fewest_slabs(SHAPES[shape], 30, 40, prefix_cache=True) + draw.choice((0, 1, 2, 5, 12))
+    slabs = fewest_slabs(EVERY_KIND[shape], 30, 40, prefix_cache=True) + draw.choice((0, 1, 2, 5, 12))
     world = TwoLevels(
-        SHAPES[shape],
+        EVERY_KIND[shape],
         slabs,
         draw.choice((2, slabs // 2, slabs, 3 * slabs)),
         step_tokens=draw.choice((16, 64)),

@@ -32,6 +32,18 @@ FULL_AND_WINDOW: tuple[PoolSpec, ...] = ((Full(), 4, 3), (Sliding(6), 4, 1))
 THREE_POOLS: tuple[PoolSpec, ...] = ((Full(), 4, 2), (Sliding(5), 2, 3), (State(), 1, 1))
 MIXED: tuple[PoolSpec, ...] = ((Full(), 4, 3), (Sliding(5), 2, 5), (State(), 1, 2))
 FOUR_POOLS: tuple[PoolSpec, ...] = ((Full(), 4, 2), (Sliding(6), 2, 3), (Chunked(8), 4, 2), (State(), 1, 1))
+EVERY_KIND: dict[str, tuple[PoolSpec, ...]] = {
+    "full": ((Full(), 4, 2),),
+    "pages-1": ((Full(), 1, 16), (Sliding(3), 1, 8)),
+    "pages-4": FULL_AND_WINDOW,
+    "unequal": ((Full(), 16, 1), (Sliding(9), 4, 3), (Chunked(6), 1, 5)),
+    "window-below-a-granule": ((Full(), 8, 2), (Sliding(3), 2, 3)),
+    "state": THREE_POOLS,
+    "four-pools": FOUR_POOLS,
+    "windows-only": ((Sliding(7), 2, 2), (Sliding(3), 1, 5)),
+    "state-first": ((State(), 1, 2), (Full(), 4, 3)),
+}
+"""Mixes of pools in which laws about cached pages are tried."""
 
 
 def tiny_layout(pools: Sequence[PoolSpec], slabs: int) -> ArenaLayout:
