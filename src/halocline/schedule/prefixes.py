@@ -341,7 +341,10 @@ class Prefixes:
             self._evicted[pool] += len(died) + len(more)
 
     def distrust(self) -> None:
-        """Evict everything that is cached: its pages may have been moved half way. Nobody locks anything any more."""
+        """Evict everything that is cached: its pages may have been moved half way.
+
+        Only transfers lock anything now, and what they lock is pinned, so it was not moved.
+        """
         died = []
         for number, pool in enumerate(self._arena.pools):
             handles: Handles = pool.handle_of[np.flatnonzero(pool.state == CACHED)]
