@@ -18,7 +18,7 @@ from halocline.schedule.chunk import StepRoom
 from halocline.schedule.holding import Keeper
 from halocline.schedule.offload import HostDesk
 from halocline.schedule.orders import orders_of
-from halocline.schedule.packing import pack
+from halocline.schedule.packing import Packer
 from halocline.schedule.request import Request
 from halocline.schedule.roster import Roster
 from halocline.schedule.sharing import Sharing
@@ -48,9 +48,17 @@ class Committer:
     """Writes the plans of one scheduler, and numbers them."""
 
     def __init__(
-        self, arena: Arena, keeper: Keeper, sharing: Sharing, roster: Roster, desk: HostDesk, transfers: Transfers
+        self,
+        arena: Arena,
+        packer: Packer,
+        keeper: Keeper,
+        sharing: Sharing,
+        roster: Roster,
+        desk: HostDesk,
+        transfers: Transfers,
     ) -> None:
         self._arena = arena
+        self._packer = packer
         self._keeper = keeper
         self._sharing = sharing
         self._roster = roster
@@ -87,7 +95,7 @@ class Committer:
         for chunk in room.chunks:
             if chunk.saves and chunk.request.holding is not None:
                 self._keeper.set_aside(chunk.request.holding)
-        plan = pack(self._arena.layout, self._planned_steps, commit.moves, decodes, room.chunks, decode_tokens)
+        plan = self._packer.pack(self._arena, self._planned_steps, commit.moves, decodes, room.chunks, decode_tokens)
         copies, saves = self._sharing.copies(room.chunks)
         if copies or saves:
             plan = replace(plan, copies=copies, saves=saves)

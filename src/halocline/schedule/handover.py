@@ -141,10 +141,7 @@ class Handover:
         low = taken.first_page - holding.first_page[pool]
         high = low + len(taken.handles)
         if not np.array_equal(holding.handles[pool][low:high], taken.handles):
-            handles, places = holding.handles[pool].copy(), holding.places[pool].copy()
-            handles[low:high] = taken.handles
-            places[low:high] = self._arena.physical(pool, taken.handles)
-            holding.handles[pool], holding.places[pool] = handles, places
+            self._keeper.replace(holding, pool, low, taken.handles)
 
 
 def lock_of(holding: Holding) -> Lock:

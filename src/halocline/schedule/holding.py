@@ -44,7 +44,8 @@ class Holding:
         """Per pool, the handles of the pages [first_page, first_page + length)."""
         self.places: list[Places] = [_NOWHERE] * pools
         """Where these pages are now. Looked up in bulk for new pages and after moves only: a step of 256 long requests
-        would spend a fifth of its time on looking up what has not changed."""
+        would spend a fifth of its time on looking up what has not changed. Empty where the keeper does not remember
+        them: ask `Keeper.places`."""
         self.first_page = [0] * pools
         self.first_whole = [0] * pools
         """Pages before this one lack positions that nobody reads here: they are not for the prefix cache."""
@@ -69,10 +70,12 @@ class Holding:
 class Keeper:
     """The one way in which requests get, give up and lose pages."""
 
-    def __init__(self, arena: Arena, lookahead_tokens: int = 0) -> None:
+    def __init__(self, arena: Arena, lookahead_tokens: int = 0, *, remembers_places: bool = True) -> None:
         self._arena = arena
         self.lookahead_tokens = lookahead_tokens
         """Tokens beyond the next one that every price counts."""
+        self.remembers_places = remembers_places
+        """Whether `Holding.places` is kept: for a packer that writes all of them down in every step."""
         self._moves_seen = arena.moves_planned
         self._layout = arena.layout
         pools = list(enumerate(arena.layout.pools))
@@ -129,14 +132,20 @@ class Keeper:
         for pool, handles in enumerate(zip(*fresh, strict=True)):
             if not any(map(len, handles)):
                 continue
-            places, at = self._arena.physical(pool, np.concatenate(handles)), 0
             for holding, new in zip(takers, handles, strict=True):
                 if len(new):
                     holding.handles[pool] = np.concatenate((holding.handles[pool], new))
-                    holding.places[pool] = np.concatenate((holding.places[pool], places[at : at + len(new)]))
-                    at += len(new)
+            if self.remembers_places:
+                self._remember(takers, pool, handles)
         for holding in takers:
             holding.page_until = self._page_until(holding)
+
+    def _remember(self, takers: Sequence[Holding], pool: int, fresh: Sequence[Handles]) -> None:
+        places, at = self._arena.physical(pool, np.concatenate(fresh)), 0
+        for holding, new in zip(takers, fresh, strict=True):
+            if len(new):
+                holding.places[pool] = np.concatenate((holding.places[pool], places[at : at + len(new)]))
+                at += len(new)
 
     def begin_at(self, holding: Holding, tokens: int) -> None:
         """Let the table begin where position `tokens` first reads: what stands before is not the request's own."""
@@ -171,6 +180,27 @@ class Keeper:
                 holding.saved[pool] = holding.handles[pool][-1:]
                 holding.handles[pool], holding.places[pool] = holding.handles[pool][:-1], holding.places[pool][:-1]
 
+    def places(self, holding: Holding, pool: int) -> Places:
+        """Return where the pages of the table are now, whether or not that is remembered."""
+        return holding.places[pool] if self.remembers_places else self._arena.physical(pool, holding.handles[pool])
+
+    def replace(self, holding: Holding, pool: int, first: int, handles: Handles) -> None:
+        """Let `handles` stand in the table from page `first` on, counted from its front, in place of others."""
+        table = holding.handles[pool].copy()
+        table[first : first + len(handles)] = handles
+        holding.handles[pool] = table
+        if self.remembers_places:
+            places = holding.places[pool].copy()
+            places[first : first + len(handles)] = self._arena.physical(pool, handles)
+            holding.places[pool] = places
+
+    def begin_with(self, holding: Holding, handles: Sequence[Handles]) -> None:
+        """Let a table that is empty yet begin with `handles`, per pool: pages that stand there already."""
+        holding.handles = list(handles)
+        if self.remembers_places:
+            holding.places = [self._arena.physical(pool, of_pool) for pool, of_pool in enumerate(handles)]
+        self.refresh(holding)
+
     @property
     def is_current(self) -> bool:
         """Whether no page has moved, for whomever, since all places were last looked up."""
@@ -181,7 +211,7 @@ class Keeper:
         are_all = self._moves_seen + len(moves) == self._arena.moves_planned
         pools = sorted({move.pool for move in moves}) if are_all else range(self._pools)
         self._moves_seen = self._arena.moves_planned
-        for holding in holdings:
+        for holding in holdings if self.remembers_places else ():
             for pool in pools:
                 holding.places[pool] = self._arena.physical(pool, holding.handles[pool])
 

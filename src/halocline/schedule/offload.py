@@ -160,7 +160,7 @@ class HostDesk:
                 low = min(first + len(handles), holding.lock.full_tokens // pool.page_tokens)
             at = low - holding.first_page[number]
             pages.append(handles[low - first :])
-            places.append(holding.places[number][at : at + len(pages[-1])])
+            places.append(self._keeper.places(holding, number)[at : at + len(pages[-1])])
             assert len(places[-1]) == len(pages[-1]), f"{copy.owner} has no room for {pages[-1]} in {pool.name}"
         return pages, places
 

@@ -1,16 +1,19 @@
 """Writes the step down: requests, positions and page numbers packed into a StepPlan's arrays.
 
-Decodes are the many and are packed in bulk: one list per column, one concatenation per pool.
+Who puts the parts together chooses the packer, because not every backend reads all of it. Decodes are the many and are
+packed in bulk: one list per column, one concatenation per pool.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from halocline.memory.arena import Arena
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.retention import Full, Retention
 from halocline.schedule.chunk import Chunk
@@ -23,41 +26,88 @@ UNKNOWN = -1
 """Stands where a leap computes a token that is yet to be sampled."""
 
 
-def pack(
-    layout: ArenaLayout,
-    step: int,
-    moves: tuple[Move, ...],
-    decodes: Sequence[Request],
-    chunks: Sequence[Chunk],
-    decode_tokens: int = 1,
-) -> StepPlan:
-    """Return the plan of a step that computes `decode_tokens` of each of `decodes`, then `chunks`."""
-    count, leap = len(decodes), decode_tokens
+class Packer(Protocol):
+    """Writes plans down. What it leaves out is not there later either: no plan looks anything up by itself."""
+
+    reads_places: bool
+    """Whether it reads `Holding.places`."""
+
+    def pack(
+        self,
+        arena: Arena,
+        step: int,
+        moves: tuple[Move, ...],
+        decodes: Sequence[Request],
+        chunks: Sequence[Chunk],
+        decode_tokens: int = 1,
+    ) -> StepPlan:
+        """Return the plan of a step that computes `decode_tokens` of each of `decodes`, then `chunks`.
+
+        Their pages are committed, and numbered as after `moves`.
+        """
+        ...
+
+
+class Tables:
+    """All that a model's runner reads: every token, every position, every page."""
+
+    reads_places = True
+
+    def pack(
+        self,
+        arena: Arena,
+        step: int,
+        moves: tuple[Move, ...],
+        decodes: Sequence[Request],
+        chunks: Sequence[Chunk],
+        decode_tokens: int = 1,
+    ) -> StepPlan:
+        """Return the plan of a step with all that it computes and reads."""
+        count, leap = len(decodes), decode_tokens
+        row = count * leap
+        total = row + sum(chunk.tokens for chunk in chunks)
+        token_ids = np.empty(total, dtype=np.int64)
+        positions = np.empty(total, dtype=np.int64)
+        query_starts = np.arange(0, (count + len(chunks) + 1) * leap, leap, dtype=np.int32)
+        token_ids[:row:leap] = [request.history[-1] for request in decodes]
+        positions[:row:leap] = [request.computed for request in decodes]
+        for ahead in range(1, leap):
+            token_ids[ahead:row:leap] = UNKNOWN
+            positions[ahead:row:leap] = positions[:row:leap] + ahead
+        for index, chunk in enumerate(chunks, start=count + 1):
+            token_ids[row : row + chunk.tokens] = unsigned(chunk.request.history[chunk.start : chunk.end])
+            positions[row : row + chunk.tokens] = np.arange(chunk.start, chunk.end)
+            row += chunk.tokens
+            query_starts[index] = row
+        segments = segments_of(decodes, chunks, leap)
+        tables = _tables(arena.layout, holdings_of(decodes, chunks), len(chunks))
+        return StepPlan(step, moves, segments, token_ids, positions, query_starts, tables)
+
+
+def segments_of(decodes: Sequence[Request], chunks: Sequence[Chunk], decode_tokens: int) -> tuple[Segment, ...]:
+    """Return who computes which positions: decodes first."""
     segments = [
         Segment(
-            r.id, r.computed, leap, True, r.params, r.seed, r.history, r.prompt_tokens, len(r.history) < r.stops_from
+            r.id,
+            r.computed,
+            decode_tokens,
+            True,
+            r.params,
+            r.seed,
+            r.history,
+            r.prompt_tokens,
+            len(r.history) < r.stops_from,
         )
         for r in decodes
     ]
     segments += map(_chunk_segment, chunks)
-    row = count * leap
-    total = row + sum(chunk.tokens for chunk in chunks)
-    token_ids = np.empty(total, dtype=np.int64)
-    positions = np.empty(total, dtype=np.int64)
-    query_starts = np.arange(0, (len(segments) + 1) * leap, leap, dtype=np.int32)
-    token_ids[:row:leap] = [request.history[-1] for request in decodes]
-    positions[:row:leap] = [request.computed for request in decodes]
-    for ahead in range(1, leap):
-        token_ids[ahead:row:leap] = UNKNOWN
-        positions[ahead:row:leap] = positions[:row:leap] + ahead
-    for index, chunk in enumerate(chunks, start=count + 1):
-        token_ids[row : row + chunk.tokens] = unsigned(chunk.request.history[chunk.start : chunk.end])
-        positions[row : row + chunk.tokens] = np.arange(chunk.start, chunk.end)
-        row += chunk.tokens
-        query_starts[index] = row
+    return tuple(segments)
+
+
+def holdings_of(decodes: Sequence[Request], chunks: Sequence[Chunk]) -> list[Holding]:
+    """Return what they hold, in the order of their segments."""
     holdings = [request.holding for request in decodes] + [chunk.request.holding for chunk in chunks]
-    tables = _tables(layout, [holding for holding in holdings if holding is not None], len(chunks))
-    return StepPlan(step, moves, tuple(segments), token_ids, positions, query_starts, tables)
+    return [holding for holding in holdings if holding is not None]
 
 
 def unsigned(tokens: Sequence[int]) -> NDArray[np.uint32]:

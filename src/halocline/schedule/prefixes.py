@@ -123,20 +123,19 @@ class Prefixes:
             return lock
         self.changes += 1
         holding = Holding(lock.grant, len(self._arena.pools), lock)
-        path = lock.node.path()
+        path, table = lock.node.path(), [NO_HANDLES] * len(self._arena.pools)
         for pool, _ in self._full:
-            holding.handles[pool] = np.concatenate([NO_HANDLES, *(node.pages[pool] for node in path)])
+            table[pool] = np.concatenate([NO_HANDLES, *(node.pages[pool] for node in path)])
         for pool in self._windows:
-            holding.handles[pool] = lock.pages[pool].copy()
+            table[pool] = lock.pages[pool].copy()
             holding.first_page[pool] = lock.first_page[pool]
         for pool in self._states:
-            holding.handles[pool] = lock.handed[pool].copy()
-        holding.places = [self._arena.physical(pool, handles) for pool, handles in enumerate(holding.handles)]
+            table[pool] = lock.handed[pool].copy()
         if self.tier is not None and entrance.offer is not None and entrance.loads:
             for pool in self._windows:  # its own pages begin where those that are loaded do
                 holding.first_page[pool] = self.tree.first_page(pool, entrance.start)
             self._loading[request.id] = holding, self.tier.hold(entrance.offer, request.id, lock.full_tokens)
-        self._keeper.refresh(holding)
+        self._keeper.begin_with(holding, table)
         return holding
 
     def entered(self, request: Request, entrance: Entrance) -> None:
@@ -313,7 +312,7 @@ class Prefixes:
         for chunk in chunks:
             holding = holding_of(chunk.request)
             for pool in self._states:
-                working = int(holding.places[pool][0])
+                working = int(self._keeper.places(holding, pool)[0])
                 locked = self._arena.physical(pool, lock_of(holding).pages[pool]).tolist()
                 copies += [Copy(pool, source, working) for source in locked]
                 saved = self._arena.physical(pool, holding.saved[pool]).tolist()
@@ -359,7 +358,8 @@ class Prefixes:
         work: list[HostCopies] = []
         for holding, hold in self._loading.values():
             if self.tier is not None and not hold.is_planned:
-                work += self.tier.loads(hold, list(zip(holding.first_page, holding.places, strict=True)))
+                places = [self._keeper.places(holding, pool) for pool in range(len(holding.handles))]
+                work += self.tier.loads(hold, list(zip(holding.first_page, places, strict=True)))
         return tuple(work)
 
     def host_evicted(self, evicted: Sequence[Handles]) -> None:

@@ -33,6 +33,7 @@ from halocline.schedule.growth import Growth
 from halocline.schedule.holding import Keeper
 from halocline.schedule.leap import leap_tokens
 from halocline.schedule.offload import HostDesk
+from halocline.schedule.packing import Packer, Tables
 from halocline.schedule.prefixes import Prefixes
 from halocline.schedule.receive import Receiving
 from halocline.schedule.request import Request, State
@@ -50,10 +51,13 @@ __all__ = ["Rules", "Scheduler"]
 class Scheduler:
     """Decides who runs next, and how far, on one arena."""
 
-    def __init__(self, arena: Arena, rules: Rules, host: HostArena | None = None) -> None:
+    def __init__(self, arena: Arena, rules: Rules, host: HostArena | None = None, packer: Packer | None = None) -> None:
         """Take the floor out of an arena; `host` keeps what does not fit it. Raises ConfigError when arena and rules
         cannot serve a single request.
+
+        `packer` writes plans down, by default with all that a model's runner reads. It decides nothing.
         """
+        packer = Tables() if packer is None else packer
         self._arena = arena
         self._rules = rules
         granule = arena.layout.granule_tokens
@@ -64,7 +68,7 @@ class Scheduler:
             raise ConfigError([f"the arena cannot hold even the floor of one granule: {floor.message}"])
         self._floor = floor
         self._whole_floor = floor.demand
-        self._keeper = Keeper(arena, rules.lookahead_tokens)
+        self._keeper = Keeper(arena, rules.lookahead_tokens, remembers_places=packer.reads_places)
         self._sharing: Sharing = (
             Prefixes(arena, self._keeper, host, rules.host_costs) if rules.prefix_cache else Alone(arena, self._keeper)
         )
@@ -80,7 +84,9 @@ class Scheduler:
         sending = Sending(arena, self._sharing, self._roster)
         self._transfers = Transfers(arena, self._roster, receiving, sending)
         self._eos = frozenset(rules.eos_token_ids)
-        self._committer = Committer(arena, self._keeper, self._sharing, self._roster, self._desk, self._transfers)
+        self._committer = Committer(
+            arena, packer, self._keeper, self._sharing, self._roster, self._desk, self._transfers
+        )
         self._filler = Filler(
             arena, rules, self._gate, self._sharing, self._roster, self._growth, self._desk, receiving
         )
@@ -186,7 +192,7 @@ class Scheduler:
             self._outstanding = None
             self._committer.abandon([request for request, _ in served], room, defect)
             raise
-        self._transfers.revoke()
+        self._transfers.revoke(is_idle=self._outstanding is None)
         self._transfers.prune()
         if self._outstanding is not None and not self._outstanding.plan.has_work:
             self._outstanding = None  # there is nothing to carry out and to wait for
@@ -235,7 +241,7 @@ class Scheduler:
         totals = self._roster.totals
         totals.steps += 1
         totals.moves += len(step.plan.moves)
-        totals.computed_tokens += len(step.plan.token_ids)
+        totals.computed_tokens += step.plan.query_starts.item(-1)
         self._transfers.prune()
         self._restore_floor()
 
@@ -309,7 +315,7 @@ class Scheduler:
         """Recount requests, lines, pages and the arena from scratch; an empty list is a clean bill."""
         step = self._outstanding
         busy = None if step is None else frozenset(request.id for request in step.requests)
-        known = self._keeper.is_current
+        known = self._keeper.remembers_places and self._keeper.is_current
         found = audit(self._arena, self._roster, self._rules, self._floor, busy, places_known=known)
         return [
             *self._committer.violations,

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from halocline.memory.host import HostMoves
 from halocline.sim.cost import CostModel
-from halocline.step import Sampled, Segment, StepPlan, StepResult
+from halocline.sim.outline import Outline
+from halocline.step import Sampled, Segment, StepResult
 
 
 class ReplayBackend:
-    """Answers every request with its job's own content, token after token; a `halocline.step.Backend`."""
+    """Answers every request with its job's own content, token after token."""
 
     def __init__(self) -> None:
         self._answers: dict[str, Sampled] = {}
@@ -29,10 +30,10 @@ class ReplayBackend:
         self._answers.pop(request_id, None)
         self._lasts.pop(request_id, None)
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: Outline) -> StepResult:
         """Return one token for every segment that samples, all tokens of a leap for those that leap."""
         answers, lasts = self._answers, self._lasts
-        if leap_of(plan) > 1:
+        if plan.decode_tokens > 1:
             return StepResult(plan.step, tuple(map(self._leap, plan.segments)))
         sampled = [answers[segment.request_id] for segment in plan.segments if segment.samples]
         if lasts:
@@ -74,15 +75,15 @@ class Stopwatch:
         self._strides = stride_bytes
         self._host_bytes_per_second = host_bytes_per_second
 
-    def seconds(self, plan: StepPlan, decodes: int) -> float:
-        """Return the seconds of a step or leap whose first `decodes` segments are decodes.
+    def seconds(self, plan: Outline) -> float:
+        """Return the seconds of a step or leap.
 
         With instant prefill these are the seconds of its decodes alone, 0 where there are none. Copies to and from the
         host arena stand on the same stream, so they come on top.
         """
-        return self._copy_seconds(plan) + (self._compute_seconds(plan, decodes) if plan.segments else 0.0)
+        return self._copy_seconds(plan) + (self._compute_seconds(plan) if plan.segments else 0.0)
 
-    def _copy_seconds(self, plan: StepPlan) -> float:
+    def _copy_seconds(self, plan: Outline) -> float:
         if not plan.offloads and not plan.loads:
             return 0.0
         copied = sum(
@@ -93,34 +94,11 @@ class Stopwatch:
         )
         return copied / self._host_bytes_per_second
 
-    def _compute_seconds(self, plan: StepPlan, decodes: int) -> float:
-        tokens = leap_of(plan)
-        starts = plan.positions[: decodes * tokens : tokens]  # decodes stand first, each with as many rows
-        if tokens > 1:
-            return self._cost.leap_seconds(starts, tokens)
+    def _compute_seconds(self, plan: Outline) -> float:
+        decodes, starts = plan.decodes, plan.starts[: plan.decodes]
+        if plan.decode_tokens > 1:
+            return self._cost.leap_seconds(starts, plan.decode_tokens)
         if self._instant_prefill:
             return self._cost.seconds(starts) if decodes else 0.0
         chunks = [(segment.start, segment.start + segment.tokens) for segment in plan.segments[decodes:]]
         return self._cost.seconds(starts, chunks)
-
-
-def leap_of(plan: StepPlan) -> int:
-    """Return how many tokens every decode of `plan` computes: above 1 in a leap only, and a leap has no chunks."""
-    if not plan.segments:
-        return 1
-    first = plan.segments[0]
-    return first.tokens if first.is_leap else 1
-
-
-def count_decodes(plan: StepPlan) -> int:
-    """Return how many segments are decodes; they stand first.
-
-    Counted from the front: behind a chunk may stand one that looks like a decode and is the end of a prefill.
-    """
-    chunks = (at for at, segment in enumerate(plan.segments) if not _is_decode(segment))
-    return next(chunks, len(plan.segments))
-
-
-def _is_decode(segment: Segment) -> bool:
-    """Whether a segment computes what was sampled last. One token that ends a return from retraction looks the same."""
-    return segment.samples and segment.start >= segment.prompt_tokens and (segment.tokens == 1 or segment.is_leap)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from halocline.step import StepPlan
+from halocline.sim.outline import Outline
 
 
 class Digest:
@@ -22,14 +22,13 @@ class Digest:
         self._hash = blake2b(digest_size=16)
         self._ids: list[str] = []
 
-    def step(self, plan: StepPlan, pages: Sequence[int]) -> None:
+    def step(self, plan: Outline, pages: Sequence[int]) -> None:
         """Take in a plan and the counts of the arena under it."""
         ids = [segment.request_id for segment in plan.segments]
         if ids != self._ids:  # who decodes changes seldom
             self._ids = ids
             self._hash.update("\n".join(ids).encode())
-        parts: list[Any] = [array("q", (plan.step, *pages)), plan.query_starts, plan.positions[plan.query_starts[:-1]]]
-        parts += [table.pages[table.page_starts[1:] - 1] for table in plan.tables]
+        parts: list[Any] = [array("q", (plan.step, *pages)), plan.query_starts, plan.starts, *plan.ends]
         if plan.moves:
             parts.append(
                 array("q", (number for move in plan.moves for number in (move.pool, move.source, move.target)))

@@ -20,14 +20,14 @@ from dataclasses import dataclass, replace
 from halocline.errors import InvariantError
 from halocline.params import SamplingParams
 from halocline.schedule.events import Abort, Arrive, Failed, NewToken, Rejected, Update
-from halocline.sim.backend import ReplayBackend, Stopwatch, count_decodes, leap_of
+from halocline.sim.backend import ReplayBackend, Stopwatch
 from halocline.sim.digest import Digest
 from halocline.sim.lobby import Lobby
 from halocline.sim.outcome import SegmentRecord, StepRecord
+from halocline.sim.outline import Outline
 from halocline.sim.record import Recorder
 from halocline.sim.setup import STOP_ID, Setup, World
 from halocline.sim.workload import Job, Workload
-from halocline.step import StepPlan
 
 MOST_WAITING = 64
 
@@ -100,6 +100,7 @@ class Driver:
         plan = self._scheduler.plan(self.now, 0) if self._setup.instant_prefill else None
         plan = plan or self._scheduler.plan(self.now, self._leap())
         if plan is not None:
+            assert isinstance(plan, Outline), "a replay reads outlines; its scheduler writes something else"
             self._step(plan)
             return True
         updates = self._scheduler.take_updates()
@@ -175,16 +176,15 @@ class Driver:
             return most
         return max(1, min(most, math.ceil((event - self.now) / self._step_seconds)))
 
-    def _step(self, plan: StepPlan) -> None:
-        decodes, leap = count_decodes(plan), leap_of(plan)
-        seconds = self._stopwatch.seconds(plan, decodes)
+    def _step(self, plan: Outline) -> None:
+        seconds = self._stopwatch.seconds(plan)
         reason = self._note(seconds, plan)
-        self._step_seconds = seconds / leap
+        self._step_seconds = seconds / plan.decode_tokens
         record = self._record_of(plan, seconds, reason) if self._is_in_window(plan.step) else None
         self.moved_bytes += sum(self._strides[move.pool] for move in plan.moves)
         updates = self._scheduler.apply(self._backend.run(plan))
         self.now += seconds
-        for segment in plan.segments[decodes:]:  # a first token comes from a chunk
+        for segment in plan.segments[plan.decodes :]:  # a first token comes from a chunk
             if segment.samples:
                 live = self._live[segment.request_id]
                 if math.isnan(live.first):
@@ -195,7 +195,7 @@ class Driver:
         if self._mode.audit_every and (plan.step + 1) % self._mode.audit_every == 0:
             self.audit()
 
-    def _note(self, seconds: float, plan: StepPlan | None) -> str:
+    def _note(self, seconds: float, plan: Outline | None) -> str:
         """Record the present state as that of the next `seconds`; return why the head of the queue waits."""
         budget, head, waiting = self._arena.budget, self._scheduler.head_reason(), self.waiting
         reason = "" if head is None else head.code
@@ -228,7 +228,7 @@ class Driver:
     def _is_in_window(self, step: int) -> bool:
         return self._mode.window[0] <= step < self._mode.window[1]
 
-    def _record_of(self, plan: StepPlan, seconds: float, reason: str) -> StepRecord:
+    def _record_of(self, plan: Outline, seconds: float, reason: str) -> StepRecord:
         budget = self._arena.budget
 
         def in_bytes(pages: list[int]) -> dict[str, int]:

@@ -19,6 +19,7 @@ from halocline.schedule.rules import Admission, Rules
 from halocline.schedule.scheduler import Scheduler
 from halocline.sim.cost import CostModel
 from halocline.sim.device import Device
+from halocline.sim.outline import Sketcher
 from halocline.sim.policies import PageTokens, policy_named
 from halocline.sim.shapes import Shape
 from halocline.sim.workload import CONTENT_IDS
@@ -111,7 +112,7 @@ def build(setup: Setup) -> World:
     )
     arena = Arena(layout, caps)
     host = HostArena(layout, setup.host_bytes) if setup.host_bytes else None
-    return World(arena, caps, facts, Scheduler(arena, rules, host), cost, host)
+    return World(arena, caps, facts, Scheduler(arena, rules, host, Sketcher()), cost, host)
 
 
 def _host_costs(setup: Setup, cost: CostModel) -> HostCosts:

@@ -11,35 +11,33 @@ import pytest
 
 from halocline.params import SamplingParams
 from halocline.sim.digest import Digest
-from halocline.step import Move, PoolTables, Segment, StepPlan
+from halocline.sim.outline import Outline
+from halocline.step import Move, Segment
 
 PARAMS = SamplingParams()
-PLAN = StepPlan(
+PLAN = Outline(
     step=5,
     moves=(Move(0, 3, 4),),
     segments=tuple(Segment(name, 8, 1, True, PARAMS, 0, (), 8, False) for name in ("a", "b")),
-    token_ids=np.array([1, 2]),
-    positions=np.array([8, 9]),
+    token_ids=np.zeros(0, np.int64),
+    positions=np.zeros(0, np.int64),
     query_starts=np.array([0, 1, 2], dtype=np.int32),
-    tables=(
-        PoolTables(
-            pages=np.array([6, 7, 9], dtype=np.int32),
-            page_starts=np.array([0, 2, 3], dtype=np.int32),
-            first_page=np.array([0, 0], dtype=np.int32),
-            write_from=np.array([0, 0], dtype=np.int32),
-        ),
-    ),
+    tables=(),
+    decodes=2,
+    decode_tokens=1,
+    starts=np.array([8, 9]),
+    ends=(np.array([7, 9], dtype=np.int32),),
 )
 
 
-def digest_of(plan: StepPlan, pages: tuple[int, ...] = (4, 5, 6), how: str = "finished") -> str:
+def digest_of(plan: Outline, pages: tuple[int, ...] = (4, 5, 6), how: str = "finished") -> str:
     digest = Digest()
     digest.step(plan, pages)
     digest.end("a", how)
     return digest.hex()
 
 
-CHANGES: dict[str, Callable[[StepPlan], StepPlan]] = {
+CHANGES: dict[str, Callable[[Outline], Outline]] = {
     "step": lambda plan: replace(plan, step=6),
     "moves": lambda plan: replace(plan, moves=()),
     "a move's target": lambda plan: replace(plan, moves=(Move(0, 3, 5),)),
@@ -47,9 +45,9 @@ CHANGES: dict[str, Callable[[StepPlan], StepPlan]] = {
         plan, segments=(plan.segments[0], msgspec.structs.replace(plan.segments[1], request_id="c"))
     ),
     "order": lambda plan: replace(plan, segments=plan.segments[::-1]),
-    "where": lambda plan: replace(plan, positions=np.array([8, 10])),
+    "where": lambda plan: replace(plan, starts=np.array([8, 10])),
     "how far": lambda plan: replace(plan, query_starts=np.array([0, 1, 3], dtype=np.int32)),
-    "page": lambda plan: replace(plan, tables=(replace(plan.tables[0], pages=np.array([6, 8, 9], dtype=np.int32)),)),
+    "page": lambda plan: replace(plan, ends=(np.array([8, 9], dtype=np.int32),)),
 }
 
 
