@@ -72,6 +72,10 @@ class Prefixes:
 
     # ---- coming in
 
+    def arrived(self, request: Request, packed: bytes) -> None:
+        """Remember the prompt as the tree reads it."""
+        request.prefix = Key(packed, request.prompt_tokens, request.namespace)
+
     def entrance(self, request: Request, fits_alone: FitsAlone) -> Entrance:
         """Return the longest cached boundary whose whole life an empty arena holds beside the floor."""
         found = self.tree.match(key_of(request))

@@ -118,6 +118,7 @@ class Scheduler:
             totals.rejected += 1
             return answer
         request = Request(event, totals.arrived, answer.max_tokens, self._eos)
+        self._sharing.arrived(request, answer.packed)
         totals.arrived += 1
         self._roster.enter(request)
         return Accepted(event.request_id, answer.max_tokens, answer.clipped)

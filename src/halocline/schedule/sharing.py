@@ -75,6 +75,10 @@ class Sharing(Protocol):
     changes: int
     """Grows with everything after which a request that comes in might ask for fewer pages than before."""
 
+    def arrived(self, request: Request, packed: bytes) -> None:
+        """Be told of a new request; `packed` is its prompt in 4 bytes a token."""
+        ...
+
     def entrance(self, request: Request, fits_alone: FitsAlone) -> Entrance:
         """Return the longest boundary at which `request` can begin to compute and whose whole life fits alone."""
         ...
@@ -169,6 +173,9 @@ class Alone:
         """Every request begins at its beginning."""
         del request, fits_alone
         return Entrance(0)
+    def arrived(self, request: Request, packed: bytes) -> None:
+        """Nobody looks for it."""
+
 
     def awaited(self, request: Request, entrance: Entrance, prefilling: Iterable[Request]) -> Awaited | None:
         """Nobody can use what another computes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from math import ceil
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,6 +92,11 @@ FAULTS = {
     "float": ((1, 2.0), "prompt", "whole numbers"),
     "bool": ((1, True), "prompt", "whole numbers"),
     "none": ((None,), "prompt", "whole numbers"),
+    "flag that is 0": ((5, False, 7), "prompt", "whole numbers"),
+    "number of another kind": ((5, np.int64(4), 7), "prompt", "whole numbers"),
+    "of more than 32 bits": ((5, 1 << 40), "prompt", f"token id {1 << 40}; the model's are 0 to 96"),
+    "negative and a flag": ((-1, True), "prompt", "whole numbers"),
+    "negative and a float": ((-1, 2.5), "prompt", "whole numbers"),
 }
 
 
@@ -103,6 +109,11 @@ def test_a_prompt_that_is_no_list_of_tokens_is_refused(fault: str) -> None:
     assert (answer.param, answer.code) == (param, "invalid_request")
     assert words in answer.message
     assert not made.scheduler.has_work
+
+
+def test_zeros_and_ones_are_tokens() -> None:
+    made = world()
+    assert isinstance(made.tell(Arrive("a", (0, 1, 1, 0), greedy(3), 0))[0], Accepted)
 
 
 def test_a_priority_that_is_no_number_is_refused() -> None:
