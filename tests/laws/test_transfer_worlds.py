@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from halocline.cache.tier import Offer
 from halocline.schedule.events import Accepted
 from testing.schedule import FOUR_POOLS, FULL_AND_WINDOW, MIXED, THREE_POOLS, fewest_slabs, rules, stem, tiny_layout
 from testing.transfers import BROKEN, Pair
@@ -35,15 +36,30 @@ class Wild:
         }
         least = fewest_slabs(pools, LONGEST, MOST_TOKENS, **changes)
         here, there = (tiny_layout(pools, least + draw.choice((0, 1, 4, 12))) for _ in range(2))
-        self.pair = Pair((here, rules(**changes)), (there, rules(**changes)))
+        host_slabs = draw.choice((0, 4, 24)) if changes["prefix_cache"] else 0
+        self.pair = Pair((here, rules(**changes)), (there, rules(**changes)), host_slabs=host_slabs)
         self.pair.took_at_once = draw.random() < 0.6
         self.pair.is_cut = draw.random() < 0.4
         if draw.random() < 0.5:
             for side in (self.pair.decode, self.pair.prefill):
                 side.expect_outputs(MOST_TOKENS, 2)
+        self.loaded_landings = 0
+        if host_slabs:
+            self._count_loads()
         self.stems = changes["prefix_cache"]
         self.names: list[str] = []
         self.count = 0
+
+    def _count_loads(self) -> None:
+        # Loads of landings, however they end.
+        tier = self.pair.decode.scheduler._sharing.tier  # type: ignore[attr-defined]
+        hold = tier.hold
+
+        def counted(offer: Offer, *others: object) -> object:
+            self.loaded_landings += offer.lands_at is not None
+            return hold(offer, *others)
+
+        tier.hold = counted
 
     def tokens(self) -> tuple[int, ...] | int:
         """Return a prompt, or the length of one."""
@@ -104,6 +120,7 @@ def wild(seeds: range, events: int) -> Counter[str]:
         world.settle()
         pair = world.pair
         seen["landings"] += len(pair.accepted)
+        seen["landings loaded in part"] += world.loaded_landings
         seen["hot landings"] += sum(ready.start_tokens > 0 for ready in pair.accepted)
         seen["retractions"] += pair.decode.retractions
         seen["further attempts"] += sum(pair.attempts.values())
@@ -115,12 +132,13 @@ def wild(seeds: range, events: int) -> Counter[str]:
 def test_two_workers_in_small_arenas_give_everybody_the_right_tokens() -> None:
     seen = wild(range(12), 50)
     assert seen["landings"] > 100
-    for kind in ("hot landings", "retractions", "further attempts", "plans of moves alone"):
+    for kind in ("hot landings", "landings loaded in part", "retractions", "further attempts", "plans of moves alone"):
         assert seen[kind] > 0, seen
 
 
 @pytest.mark.laws
 def test_the_same_for_many_seeds() -> None:
     seen = wild(range(1000, 1200), 80)
-    for kind in ("hot landings", "retractions", "further attempts", "plans of moves alone", "revoked"):
+    rare = ("landings loaded in part", "retractions", "further attempts", "plans of moves alone", "revoked")
+    for kind in ("hot landings", *rare):
         assert seen[kind] > 5, seen

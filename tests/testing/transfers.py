@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from halocline.cache.keys import Namespace
-from halocline.memory.arena import Arena
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.retention import Chunked, Sliding
 from halocline.params import SamplingParams
@@ -104,10 +103,12 @@ class Pair:
         here: tuple[ArenaLayout, Rules],
         there: tuple[ArenaLayout, Rules] | None = None,
         caps: tuple[int | None, ...] | None = None,
-        make_scheduler: Callable[[Arena, Rules], Scheduler] = Scheduler,
+        make_scheduler: Callable[..., Scheduler] = Scheduler,
+        host_slabs: int = 0,
     ) -> None:
-        """`here` is the decoding worker, `there` the computing one (default: a twin)."""
-        self.decode = Side(*here, caps=caps, make_scheduler=make_scheduler)
+        """`here` is the decoding worker, with a host arena of `host_slabs`, `there` the computing one (default: a
+        twin)."""
+        self.decode = Side(*here, caps=caps, make_scheduler=make_scheduler, host_slabs=host_slabs)
         self.prefill = Side(*(there or here))
         self.landings: dict[str, LandingReady] = {}
         self.attempts: dict[str, int] = {}

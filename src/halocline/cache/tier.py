@@ -21,6 +21,16 @@ then the host's pages are locked, so that they are neither evicted nor written.
 Whether a load is worth its bytes: bytes / bandwidth against tokens / speed. Worked example (Gemma 3 27B): 12,288 tokens
 are 1,584 MiB; at 25 GB/s from the host that is 66 ms, at 5,000 tokens/s of prefill they are 2.5 s. A model with a
 checkpoint of 73.7 MiB at b = 16: 3 ms either way.
+
+A prompt that another worker computes is computed there from its beginning, whatever is loaded here; what a load saves
+are bytes on the link. Its first decode reads at L, the prompt's end, so less is loaded than for computing from b on:
+
+    sliding, host                  |not loaded|loaded|lands ...|      from floor_P(max(0, L - W + 1)) on
+    state                                                 |lands      the one at L, and none at b
+
+Worth it where bytes / bandwidth of copies is below bytes / bandwidth of links. Worked example (Gemma 3 27B, b = 12,288,
+L = 12,400): 960 MiB of full pages and, from position 11,376 on, 57 sliding pages, 370.5 MiB: 56 ms at 25 GB/s instead
+of 0.7 s at 2 GB/s.
 """
 
 from __future__ import annotations
@@ -64,6 +74,8 @@ class Offer:
     room`: its pages cannot be locked, because grants fill the host's arena."""
     bytes: int = 0
     """What would be loaded."""
+    lands_at: int | None = None
+    """The prompt's length where another worker sends the rest: only what its first decode reads is loaded."""
 
 
 @dataclass(slots=True)
@@ -79,6 +91,8 @@ class Hold:
     """What need not be computed beside what the device had."""
     is_planned: bool = False
     """Whether a step's plan has it."""
+    is_over: bool = False
+    """Whether it has been carried out, and nothing is locked for it any more."""
 
 
 @dataclass(slots=True)
@@ -117,20 +131,36 @@ class Tier:
 
     # ---- questions
 
-    def offer(self, found: Match) -> Offer:
-        """Return what the host has of the prompt of `found`, the device's match, beyond that. Changes nothing."""
+    def offer(self, found: Match, lands_at: int | None = None) -> Offer:
+        """Return what the host has of the prompt of `found`, the device's match, beyond that. Changes nothing.
+
+        `lands_at`: the length of a prompt that another worker computes, where it is one.
+        """
         key, unit = found.key, self._shape.granule_bytes
         on_host = self.tree.match(key)
         boundary, device = on_host.boundary_tokens, found.boundary_tokens
         if boundary <= device:
             return Offer(key, device, device, "no longer")
         prefix = Key(key.data[: boundary // self._shape.granule_tokens * unit], boundary + 1, key.namespace)
-        size = self._load_bytes(found, boundary)
-        if self._costs is not None and not self._costs.is_worth(size, boundary - device):
-            return Offer(prefix, device, device, "not worth it", size)
+        size = self.host.bytes_of(self._lacking(boundary, found.full_tokens, lands_at))
+        if not self._is_worth(size, boundary, device, lands_at):
+            return Offer(prefix, device, device, "not worth it", size, lands_at)
         if not self.arena.fits(self._read(boundary)):  # rather too much: what other loads lock counts twice
-            return Offer(prefix, device, device, "no room", size)
-        return Offer(prefix, boundary, device, "host", size)
+            return Offer(prefix, device, device, "no room", size, lands_at)
+        return Offer(prefix, boundary, device, "host", size, lands_at)
+
+    def _is_worth(self, size: int, boundary: int, device: int, lands_at: int | None) -> bool:
+        if self._costs is None:
+            return True
+        if lands_at is None:
+            return self._costs.is_worth(size, boundary - device)
+        sent = [
+            max(0, boundary // layout.page_tokens - max(self._first(pool, lands_at), device // layout.page_tokens))
+            if layout.is_positional
+            else 0
+            for pool, layout in enumerate(self.arena.layout.pools)
+        ]
+        return self._costs.is_worth_sending(size, self.host.bytes_of(sent))
 
     def audit(self) -> list[Violation]:
         """Recount the host's tree, and that its locks are those of loads under way."""
@@ -217,6 +247,8 @@ class Tier:
         states = Demand(int(pool in self._shape.states) for pool in range(self._shape.pools))
         lock = self.tree.lock(found, boundary, owner, read.minus(states))  # a checkpoint stands in place of nothing
         assert not isinstance(lock, Refusal), f"the room for a load is gone: {lock}"
+        if offer.lands_at is not None:  # nobody computes on from the boundary
+            self.tree.pass_to(lock, offer.lands_at)
         path, pages = lock.node.path(), []
         for pool, layout in enumerate(self.arena.layout.pools):
             if pool in self.tree.locks.full:
@@ -236,8 +268,9 @@ class Tier:
         """
         targets = []
         for run, (first, places) in zip(hold.pages, device, strict=True):
-            there = places[run.first_page - first :][: len(run.handles)] if len(run.handles) else places[:0]
-            assert len(there) == len(run.handles), f"{hold.lock.grant.owner!r} lacks pages to load {run} into"
+            begin = run.first_page - first if len(run.handles) else 0
+            there = places[begin : begin + len(run.handles)]
+            assert 0 <= begin <= len(places) - len(run.handles), f"{hold.lock.grant.owner!r} lacks pages for {run}"
             targets.append(there)
         hold.is_planned = True
         self.counts.loads += 1
@@ -247,13 +280,17 @@ class Tier:
     def arrive(self, hold: Hold, lock: Lock, key: Key) -> None:
         """End `hold`: it has been carried out, and the request with `lock` has given the device's tree its pages."""
         granules = hold.boundary_tokens // self._shape.granule_tokens
-        node = self.device.forest.end_at(lock.node, granules)
-        self.device.marks.use(node, digests(key, granules, self._shape.granule_bytes))
+        if lock.node.end >= granules:  # what was received in smaller pages is not the tree's yet
+            node = self.device.forest.end_at(lock.node, granules)
+            self.device.marks.use(node, digests(key, granules, self._shape.granule_bytes))
         self.counts.loaded_tokens += hold.saved_tokens
         self.end(hold)
 
     def end(self, hold: Hold) -> None:
-        """End `hold`: the load has been carried out, or will never be."""
+        """End `hold`: the load has been carried out, or will never be. A second call does nothing."""
+        if hold.is_over:
+            return
+        hold.is_over = True
         del self._holds[hold.lock.id]
         self.tree.close(hold.lock)
         self.arena.release(hold.lock.grant)
@@ -277,9 +314,17 @@ class Tier:
             pages.append(boundary // layout.page_tokens - first if layout.is_positional else 1)
         return Demand(pages)
 
-    def _load_bytes(self, found: Match, boundary: int) -> int:
+    def _lacking(self, boundary: int, full_tokens: int, lands_at: int | None) -> list[int]:
+        # The pages that are loaded where the device has full pages up to `full_tokens`.
         pages = list(self._read(boundary))
-        for pool in self.tree.locks.full:
-            page_tokens = self.arena.layout.pools[pool].page_tokens
-            pages[pool] = max(0, pages[pool] - min(boundary, found.full_tokens) // page_tokens)
-        return self.host.bytes_of(pages)
+        for pool, layout in enumerate(self.arena.layout.pools):
+            if pool in self.tree.locks.full:
+                pages[pool] = max(0, pages[pool] - min(boundary, full_tokens) // layout.page_tokens)
+            elif lands_at is not None:
+                last = boundary // layout.page_tokens if layout.is_positional else 0
+                pages[pool] = max(0, last - self._first(pool, lands_at))
+        return pages
+
+    def _first(self, pool: int, tokens: int) -> int:
+        # The first page that position `tokens` reads.
+        return self.tree.first_page(pool, tokens) if pool in self.tree.locks.windows else 0

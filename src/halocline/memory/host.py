@@ -39,11 +39,14 @@ class HostCosts:
     """Of one copy between device and host, either way."""
     compute_tokens_per_second: float = 10e3
     """Of a prefill. Taken as constant: attention makes late tokens dearer, so copies are rather too seldom chosen."""
+    link_bytes_per_second: float = 2e9
+    """Of pages that another worker sends, their checksums and what stands in line for the link included."""
 
     def __post_init__(self) -> None:
-        """Check that both are rates."""
-        if not (self.copy_bytes_per_second > 0 and self.compute_tokens_per_second > 0):
-            raise ConfigError([f"{self}: both must be above 0"])
+        """Check that all are rates."""
+        rates = (self.copy_bytes_per_second, self.compute_tokens_per_second, self.link_bytes_per_second)
+        if not all(rate > 0 for rate in rates):
+            raise ConfigError([f"{self}: all must be above 0"])
 
     def is_worth(self, copied_bytes: int, tokens: int) -> bool:
         """Whether copying so many bytes, all copies counted, takes less time than computing `tokens`.
@@ -51,6 +54,13 @@ class HostCosts:
         copied_bytes / copy_bytes_per_second < tokens / compute_tokens_per_second
         """
         return copied_bytes * self.compute_tokens_per_second < tokens * self.copy_bytes_per_second
+
+    def is_worth_sending(self, copied_bytes: int, sent_bytes: int) -> bool:
+        """Whether copying so many bytes takes less time than having `sent_bytes` sent by another worker.
+
+        copied_bytes / copy_bytes_per_second < sent_bytes / link_bytes_per_second
+        """
+        return copied_bytes * self.link_bytes_per_second < sent_bytes * self.copy_bytes_per_second
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -176,6 +176,7 @@ class HostDesk:
         for copy in self._loading.values():
             self._release(copy)
         self._loading.clear()
+        self._sharing.host_loaded()
 
     def drop(self, request_id: str) -> None:
         """Free the copy of a request that ended or needs it no more; one that is being loaded stays until then."""

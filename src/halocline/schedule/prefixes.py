@@ -55,7 +55,7 @@ class Prefixes:
         self.tier = None if host is None else Tier(self.tree, host, costs)
         """The second level, where there is a host arena."""
         self._loading: dict[str, tuple[Holding, Hold]] = {}
-        """By request: loads that no applied step has carried out."""
+        """By request: loads that no applied step has carried out; of who receives, until the rest has landed."""
         self._handover = Handover(arena, keeper, self.tree)
         self._granule_tokens = arena.layout.granule_tokens
         pools = list(enumerate(arena.layout.pools))
@@ -82,7 +82,7 @@ class Prefixes:
         hot = self._hot(found, fits_alone)
         if self.tier is None:
             return hot
-        offer = self.tier.offer(found)
+        offer = self.tier.offer(found, len(request.history) if request.route == "receive" else None)
         if offer.verdict == "host" and fits_alone(offer.boundary_tokens, self._nothing):
             return Entrance(offer.boundary_tokens, found, offer=offer)
         return replace(hot, offer=offer)
@@ -271,7 +271,7 @@ class Prefixes:
         lock = lock_of(holding)
         self.changes += 1
         _, hold = self._loading.pop(request.id, (None, None))
-        if self.tier is not None and hold is not None:  # what it begins with has not been loaded yet
+        if self.tier is not None and hold is not None:  # what it begins with is not loaded yet, or what follows lacks
             self.tier.end(hold)
         elif keep and request.computed > lock.resumed_tokens:
             self._handover.finish(request, holding)
@@ -365,6 +365,12 @@ class Prefixes:
                 places = [self._keeper.places(holding, pool) for pool in range(len(holding.handles))]
                 work += self.tier.loads(hold, list(zip(holding.first_page, places, strict=True)))
         return tuple(work)
+
+    def host_loaded(self) -> None:
+        """End the locks on the host of loads that are over: of those who go on to receive, all others have ended."""
+        for _, hold in self._loading.values():
+            if self.tier is not None and hold.is_planned:
+                self.tier.end(hold)
 
     def host_evicted(self, evicted: Sequence[Handles]) -> None:
         """Forget pages of the host arena that gave way to copies of others."""

@@ -8,9 +8,16 @@
         state                                                 one page
                   0 ..... first read at L ... start ................... L
 
+    or, where the host's level of the cache reaches further and copying is faster than the link:
+
+        full      |the cache's, locked|own, loaded |own, to land .......|          loaded in the step of this commit
+        window                    |own, loaded     |own, to land .......|          only what is read at L
+        state                                                 one page             it lands: none is loaded
+                  0 ............ first read at L .. start ............. L
+
     committed   the whole table is pinned: what lands must stay where it is, and what it continues must still be true
                 when a step breaks whose moves nobody can trust
-    told        once the pins are in force and the moves of that commit are carried out: `LandingReady`
+    told        once the pins are in force and the moves and loads of that commit are carried out: `LandingReady`
     Landed      a decode like any other; its whole granules go into the prefix cache
 
 Its grant counts 1 + `decode_reserve_tokens` output tokens, or the whole life where that is granted at once. It is never
@@ -20,7 +27,7 @@ request is short.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from halocline.memory.arena import Arena
@@ -110,18 +117,23 @@ class Receiving:
         """Price a request for admission: locked is what the device's cache has up to the boundary, and nothing beyond.
 
         A checkpoint is of no use to it, its state comes from elsewhere. Where locking one beside the working state
-        would not fit, or was not asked about, it comes in cold.
+        would not fit, or was not asked about, it comes in cold. Loaded is what the host has up to a longer boundary.
         """
         candidate = gate.candidate(request)
         entrance, found = candidate.entrance, candidate.entrance.found
         if found is None:
             return candidate
+        if entrance.loads and not is_cold:
+            known = min(found.full_tokens, entrance.start)
+            key = replace(found.key, tokens=entrance.start + 1)
+            found = replace(found, key=key, boundary_tokens=min(found.boundary_tokens, known), full_tokens=known)
+            return gate.priced(request, replace(entrance, found=found))
         start = min(entrance.start, found.boundary_tokens)
         if is_cold or entrance.hands_over or (start < entrance.start and self._has_states):
             start = 0
         key = replace(found.key, tokens=start + 1)  # so that no full page beyond is locked: it will come anyway
         found = replace(found, key=key, boundary_tokens=start, full_tokens=start)
-        return gate.priced(request, replace(entrance, start=start, found=found, hands_over=False, offer=None))
+        return gate.priced(request, replace(entrance, start=start, found=found, hands_over=False))
 
     def enter(self, request: Request, holding: Holding) -> Demand:
         """Let the table of a request that was opened begin where its first decode reads; return the pages it lacks."""
@@ -131,16 +143,28 @@ class Receiving:
         return self._keeper.wanted_at(holding, fill)
 
     def committed(self, request: Request, wanted: Demand) -> None:
-        """Pin the table of a request that was admitted in this step, its new pages included."""
+        """Pin the table of a request that was admitted in this step, its new pages included.
+
+        What lands of its `wanted` new pages begins at its start: those before are loaded from the host in this step.
+        """
         holding = request.holding
         if holding is None:
             return  # its order failed, and so did it
         fresh = [len(handles) - count for handles, count in zip(holding.handles, wanted, strict=True)]
+        first_page = self._lands_from(holding, fresh, request.computed)
+        lows = [first - begin for first, begin in zip(first_page, holding.first_page, strict=True)]
         request.landing = Landing(
             start_tokens=request.computed,
-            first_page=tuple(first + low for first, low in zip(holding.first_page, fresh, strict=True)),
-            handles=tuple(handles[low:] for handles, low in zip(holding.handles, fresh, strict=True)),
+            first_page=first_page,
+            handles=tuple(handles[low:] for handles, low in zip(holding.handles, lows, strict=True)),
             pin=self._arena.pin(f"landing of {request.id}", holding.handles),
+        )
+
+    def _lands_from(self, holding: Holding, own_from: Sequence[int], start: int) -> tuple[int, ...]:
+        # Per pool: the first page that lands. Positions before `start` are there or loaded; of a state, none is.
+        return tuple(
+            max(first + low, start // pool.page_tokens if pool.is_positional else 0)
+            for pool, first, low in zip(self._arena.layout.pools, holding.first_page, own_from, strict=True)
         )
 
     def tell(self) -> None:
@@ -203,11 +227,16 @@ class Receiving:
                 yield from self._look_at(landing, holding_of(request), name)
 
     def _look_at(self, landing: Landing, holding: Holding, name: str) -> Iterator[Violation]:
+        own = [holding.grant.pages(pool) for pool in range(len(landing.handles))]
+        own_from = [len(table) - count for table, count in zip(holding.handles, own, strict=True)]
+        first_page = self._lands_from(holding, own_from, landing.start_tokens)
         for pool, handles in enumerate(landing.handles):
             table: Handles = holding.handles[pool]
             low = landing.first_page[pool] - holding.first_page[pool]
             if table[low:].tolist() != handles.tolist() or landing.pin.handles[pool].tolist() != table.tolist():
                 yield Violation("L5", f"{name}: what lands in pool {pool} is not the end of its table, or not pinned")
-            own = holding.grant.pages(pool)
-            if len(handles) != own:
-                yield Violation("L1", f"{name}: {len(handles)} pages of pool {pool} land, {own} are its own")
+            if landing.first_page[pool] != first_page[pool]:
+                begins = f"begins at page {landing.first_page[pool]} of pool {pool}"
+                yield Violation(
+                    "L1", f"{name}: what lands {begins}, its own after {landing.start_tokens} at {first_page}"
+                )

@@ -143,6 +143,10 @@ class Sharing(Protocol):
         """Return what this step loads from the host arena for the cache, now that all pages are committed."""
         ...
 
+    def host_loaded(self) -> None:
+        """Be told that the outstanding step is over, and with it what it loaded."""
+        ...
+
     def host_evicted(self, evicted: Sequence[Handles]) -> None:
         """Be told of cached pages of the host arena that gave way, before anything else is asked."""
         ...
@@ -169,13 +173,13 @@ class Alone:
         self._keeper = keeper
         self._nothing = zero(len(arena.layout.pools))
 
+    def arrived(self, request: Request, packed: bytes) -> None:
+        """Nobody looks for it."""
+
     def entrance(self, request: Request, fits_alone: FitsAlone) -> Entrance:
         """Every request begins at its beginning."""
         del request, fits_alone
         return Entrance(0)
-    def arrived(self, request: Request, packed: bytes) -> None:
-        """Nobody looks for it."""
-
 
     def awaited(self, request: Request, entrance: Entrance, prefilling: Iterable[Request]) -> Awaited | None:
         """Nobody can use what another computes."""
@@ -248,6 +252,9 @@ class Alone:
     def host_loads(self) -> tuple[HostCopies, ...]:
         """Nothing is."""
         return ()
+
+    def host_loaded(self) -> None:
+        """Nothing is."""
 
     def host_evicted(self, evicted: Sequence[Handles]) -> None:
         """Nothing is cached there either."""
