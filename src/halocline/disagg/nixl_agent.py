@@ -25,7 +25,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped]
 from msgspec import Meta
 from numpy.typing import NDArray
 
