@@ -137,9 +137,10 @@ class Arena:
         evicted = self._none_evicted
         if (self.pins.open and self.pins.waits) or not places_at_hand(self.pools, budget, totals):
             moves, evicted = self._make_room(orders, list(totals))
+        held, promised = budget.held, budget.promised
         for pool, total in enumerate(totals):
-            budget.held[pool] += total
-            budget.promised[pool] -= total
+            held[pool] += total
+            promised[pool] -= total
         handles = hand_out_one(alone, self.pools) if alone else hand_out(orders, self.pools, pages)
         return Commit(handles, moves, evicted)
 

@@ -95,23 +95,20 @@ class Loan:
         self.count = count
 
 
-class Grant:
+class Grant(msgspec.Struct, eq=False):
     """A promise of pages to one owner. Everybody may read it; only the arena writes it."""
 
-    __slots__ = ("asked", "borrowed", "id", "is_open", "lent", "loans", "owner", "receipts", "room")
-
-    def __init__(self, grant_id: int, owner: str, demand: Demand) -> None:
-        pools = len(demand)
-        self.id = grant_id
-        self.owner = owner
-        self.asked = list(demand)
-        self.room = list(demand)
-        self.borrowed = [0] * pools
-        self.lent = [0] * pools
-        self.loans: list[Loan] = []
-        self.receipts: list[Receipt] = []
-        """What each commit handed out, some of it stale: how `release` finds what is still held."""
-        self.is_open = True
+    id: int
+    owner: str
+    asked: list[int]
+    """Pages per pool that it may hold on its own account: its demand."""
+    room: list[int]
+    borrowed: list[int]
+    lent: list[int]
+    loans: list[Loan]
+    receipts: list[Receipt]
+    """What each commit handed out, some of it stale: how `release` finds what is still held."""
+    is_open: bool = True
 
     @property
     def demand(self) -> Demand:

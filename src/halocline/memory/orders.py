@@ -20,16 +20,15 @@ def charge(orders: Sequence[Order], names: Sequence[str]) -> None:
 
     Raises OverdrawnError, with every charge undone, if one exceeds what its grant and its lender have left.
     """
-    pools = range(len(names))
+    pools = len(names)
     for at, order in enumerate(orders):
         grant, pages = order.grant, order.pages
-        if len(pages) != len(pools) or not grant.is_open:
+        if len(pages) != pools or not grant.is_open:
             undo(orders[:at])
-            why = f"it is closed or not of {len(pools)} pools"
+            why = f"it is closed or not of {pools} pools"
             raise OverdrawnError([f"{grant.describe()} cannot commit {pages}: {why}"], at)
         room = grant.room
-        for pool in pools:
-            count = pages[pool]
+        for pool, count in enumerate(pages):
             if 0 < count <= room[pool]:  # Grant.charge without a lender, in place: a step has hundreds of these
                 room[pool] -= count
             elif count and (count < 0 or not grant.charge(pool, count, order.step)):
@@ -56,13 +55,16 @@ def undo(charged: Sequence[Order]) -> None:
 def places_at_hand(pools: Sequence[Pool], budget: Budget, totals: Sequence[int]) -> bool:
     """Whether holes and free slabs take the new pages as things stand, each pool within its cap."""
     opened = 0
-    for pool, total, cap in zip(pools, totals, budget.caps, strict=True):
+    for number, total in enumerate(totals):
+        if total == 0:
+            continue
+        pool = pools[number]
         if total > pool.slabs * pool.per_slab - pool.live_pages:  # more than its holes
             short = pool.slabs_short(total)
-            if pool.slabs + short > cap:
+            if pool.slabs + short > budget.caps[number]:
                 return False
             opened += short
-    return opened <= len(pools[0].stock.free)
+    return opened == 0 or opened <= len(pools[0].stock.free)
 
 
 def columns(orders: Sequence[Order], pools: int) -> list[tuple[int, ...]]:
@@ -72,8 +74,10 @@ def columns(orders: Sequence[Order], pools: int) -> list[tuple[int, ...]]:
 
 def hand_out_one(order: Order, pools: Sequence[Pool]) -> tuple[tuple[Handles, ...], ...]:
     """Take the places of all pages of a lone order, which are at hand; return the handles per order and pool."""
-    grant = order.grant
-    dealt = (tuple(map(Pool.deal, pools, order.pages, repeat(grant.id))),)
+    grant, handles = order.grant, []
+    for pool, count in enumerate(order.pages):
+        handles.append(pools[pool].deal(count, grant.id) if count else NO_HANDLES)
+    dealt = (tuple(handles),)
     grant.receipts.append((dealt, 0))
     return dealt
 

@@ -24,12 +24,13 @@ def are_all(good: NDArray[np.bool_]) -> bool:
 class Owners:
     """The registry of grants. The name of an ended grant is kept while a page remembers it as its last holder."""
 
-    __slots__ = ("_next_id", "_pool_names", "_prune_at", "grants", "names", "pools")
+    __slots__ = ("_next_id", "_none", "_pool_names", "_prune_at", "grants", "names", "pools")
 
     def __init__(self, pools: list[Pool], names: list[str]) -> None:
         self.pools = pools
         self._pool_names = names
         self._next_id = 1
+        self._none = (0,) * len(pools)
         self._prune_at = SPARE_NAMES
         self.grants: dict[int, Grant] = {}
         self.names: dict[int, str] = {}
@@ -37,9 +38,10 @@ class Owners:
 
     def open(self, owner: str, demand: Demand) -> Grant:
         """Register a new grant."""
-        grant = Grant(self._next_id, owner, demand)
-        self._next_id += 1
-        self.grants[grant.id] = grant
+        grant_id, none = self._next_id, self._none
+        grant = Grant(grant_id, owner, [*demand], [*demand], [*none], [*none], [], [])
+        self._next_id = grant_id + 1
+        self.grants[grant_id] = grant
         return grant
 
     def close(self, grant: Grant) -> None:

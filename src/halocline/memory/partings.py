@@ -12,7 +12,7 @@ from halocline.errors import InvariantError
 from halocline.memory.cached import CachedPages
 from halocline.memory.grant import Grant, Handles, Pin
 from halocline.memory.pins import PinBoard
-from halocline.memory.pool import CACHED, FREE, HELD, INDEX_MASK, TRANSFER, TRANSFER_CACHED, Pages, Pool
+from halocline.memory.pool import CACHED, FREE, INDEX_MASK, TRANSFER, TRANSFER_CACHED, Pages, Pool
 
 
 class Partings:
@@ -63,14 +63,12 @@ class Partings:
     def _free_one(self, grant: Grant, pool: Pool, handle: int) -> bool:
         # What a decode gives up when its window slides, many times in every step: the same as `_part`, in scalars.
         # False, with nothing changed, where anything is unusual: the long way then does it or says what is wrong.
-        at = handle & INDEX_MASK
-        ordinary = grant.is_open and not self.pins.open and at < len(pool.place) and pool.handle_of.item(at) == handle
-        if not ordinary or pool.owner.item(at) != grant.id or pool.state.item(at) != HELD:
+        if not grant.is_open or self.pins.open or not pool.is_held(handle, grant.id):
             return False
         grant.pay(pool.number, 1)
         self.budget.promised[pool.number] += 1
         self.budget.held[pool.number] -= 1
-        pool.retire_one(at)
+        pool.retire_one(handle & INDEX_MASK)
         self.owners.trim(grant)
         return True
 

@@ -14,6 +14,7 @@ New pages go to the fullest slab with a hole (`halocline.memory.shelves`), so th
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ Places = NDArray[np.int32]
 
 NO_PAGES: Pages = np.zeros(0, np.int64)
 NO_PAGES.flags.writeable = False
+_ONE: Pages = np.zeros(1, np.int64)  # to copy an array is the cheapest way to make one
 
 
 class SlabStock:
@@ -80,7 +82,8 @@ class Pool:
     """Pages of one pool. `per_slab` pages lie in a slab; arrays are over pages or over indices, as each says."""
 
     __slots__ = (
-        "_columns", "_shelves", "claims", "handle_of", "index_at", "live", "live_pages", "number", "owner", "per_slab",
+        "_columns", "_handle_cells", "_index_cells", "_live_cells", "_owner_cells", "_place_cells", "_shelves",
+        "_state_cells", "claims", "handle_of", "index_at", "live", "live_pages", "number", "owner", "per_slab",
         "pinned_in_slab", "pins", "place", "queue", "scratch", "slabs", "state", "stock", "stride_bytes",
     )  # fmt: skip
 
@@ -91,7 +94,8 @@ class Pool:
         self.stock = stock
         pages = stock.slabs * self.per_slab
         assert pages < INDEX_MASK, f"{pages} pages in pool {layout.name}; page numbers are 32-bit"
-        self.live = np.zeros(pages, np.uint8)
+        self._live_cells = bytearray(pages)
+        self.live = np.frombuffer(self._live_cells, np.uint8)
         """By page: 1 where it is not free."""
         self.index_at = np.arange(pages, dtype=np.int64)
         """By page."""
@@ -115,6 +119,23 @@ class Pool:
         self.slabs = 0
         """Slabs that the pool owns."""
         self.live_pages = 0
+        self._open_cells()
+
+    def _open_cells(self) -> None:
+        # The same arrays for whoever touches a single page: a number out of or into a memoryview takes half the time.
+        self._index_cells, self._place_cells = self.index_at.data, self.place.data
+        self._handle_cells, self._state_cells = self.handle_of.data, self.state.data
+        self._owner_cells = self.owner.data
+
+    def __getstate__(self) -> dict[str, Any]:  # type: ignore[explicit-override] # of Python 3.12
+        return {name: getattr(self, name) for name in self.__slots__ if not name.endswith("_cells")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._live_cells = bytearray(self.live)
+        self.live = np.frombuffer(self._live_cells, np.uint8)
+        self._open_cells()
 
     @property
     def fill(self) -> list[int]:
@@ -140,14 +161,14 @@ class Pool:
         return ceil_div(beyond, self.per_slab) if beyond > 0 else 0
 
     def deal(self, count: int, grant_id: int) -> Pages:
-        """Take the places of `count` free pages for a grant; return their handles."""
+        """Take the places of `count` free pages, one or more, for a grant; return their handles."""
         if count == 1:  # in scalars: an array costs more to make than all the rest
-            at = self.index_at.item(self.take_one())
-            self.state[at] = HELD
-            self.owner[at] = grant_id
-            return self.handle_of[at : at + 1].copy()
-        if count == 0:
-            return NO_PAGES
+            at = self._index_cells[self.take_one()]
+            self._state_cells[at] = HELD
+            self._owner_cells[at] = grant_id
+            handle: Pages = _ONE.copy()
+            handle[0] = self._handle_cells[at]
+            return handle
         index = self.index_at[self.take(count)]
         self.state[index] = HELD
         self.owner[index] = grant_id
@@ -178,9 +199,9 @@ class Pool:
             slab = self.stock.take_one(self.number)
             self.slabs += 1
             self._shelves.put(slab, 1)
-        page = slab * self.per_slab
-        page += self.live[page : page + self.per_slab].tobytes().index(0)
-        self.live[page] = 1
+        first = slab * self.per_slab
+        page = self._live_cells.index(0, first, first + self.per_slab)
+        self._live_cells[page] = 1
         self.live_pages += 1
         return page
 
@@ -218,13 +239,20 @@ class Pool:
         self.place[moved], self.place[free] = targets, sources
         self.index_at[targets], self.index_at[sources] = moved, free
 
+    def is_held(self, handle: int, grant_id: int) -> bool:
+        """Whether `handle` is valid and means a page that the grant with that id holds."""
+        at = handle & INDEX_MASK
+        if at >= len(self._handle_cells) or self._handle_cells[at] != handle:
+            return False
+        return self._owner_cells[at] == grant_id and self._state_cells[at] == HELD
+
     def retire_one(self, index: int) -> None:
         """Free the page of `index`."""
-        page = self.place.item(index)
-        self.state[index] = FREE
-        self.handle_of[index] += GENERATION
+        page = self._place_cells[index]
+        self._state_cells[index] = FREE
+        self._handle_cells[index] += GENERATION
         self.live_pages -= 1
-        self.live[page] = 0
+        self._live_cells[page] = 0
         slab = page // self.per_slab
         if self._shelves.lower_one(slab):
             self._close([slab])

@@ -100,9 +100,13 @@ class Shelves:
         """Take one live page from `slab`; True if it has none left, and so stands nowhere."""
         live = self.count[slab]
         assert live, f"slab {slab} loses 1 of 0 pages"
-        self.pull(slab)
-        self.put(slab, live - 1)
-        return live == 1
+        self.count[slab] = left = live - 1  # `pull` and `put`, in place: all that decodes give up comes this way
+        if live < self._per_slab:
+            del self._shelves[live][slab]
+        if left:
+            self._shelves[left][slab] = None
+            self._stocked |= 1 << left
+        return not left
 
     def lower(self, slabs: list[int], counts: list[int]) -> list[int]:
         """Take `counts[i]` live pages from `slabs[i]`; return those that have none left, which stand nowhere."""

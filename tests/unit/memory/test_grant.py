@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from testing.memory import Demand, Grant
+from testing.memory import Grant
 
 
 def grant(owner: str, *pages: int) -> Grant:
-    return Grant(1, owner, Demand(pages))
+    return Grant(1, owner, [*pages], [*pages], [0] * len(pages), [0] * len(pages), [], [])
 
 
 def test_pages_within_the_demand_are_charged_to_the_grant_itself():

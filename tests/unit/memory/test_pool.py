@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -88,6 +90,20 @@ def test_freeing_one_page_and_freeing_in_bulk_do_the_same():
     assert one_by_one.fill == in_bulk.fill == [1, 3, 0, 0]
     assert one_by_one.handle_of.tolist() == in_bulk.handle_of.tolist()
     assert one_by_one.stock.free == in_bulk.stock.free
+
+
+def test_a_restored_pool_changes_its_own_pages_one_by_one_and_in_bulk():
+    some = pool()
+    some.take(4)
+    copy = pickle.loads(pickle.dumps(some))
+    handle = copy.deal(1, 7).item()
+    assert (copy.live.tolist()[:5], some.live.tolist()[:5]) == ([1, 1, 1, 1, 1], [1, 1, 1, 1, 0])
+    assert copy.is_held(handle, 7)
+    copy.retire_one(handle)
+    copy.drop(pages(0))
+    assert copy.live.tolist()[:5] == [0, 1, 1, 1, 0]
+    assert (copy.take_one(), copy.take_one(), copy.handle_of.item(4)) == (0, 4, handle + GENERATION)
+    assert some.handle_of.item(4) == handle
 
 
 def test_the_emptiest_slabs_are_offered_first_and_pinned_ones_never():
