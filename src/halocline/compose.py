@@ -187,6 +187,7 @@ def lay_out_layers(config: Config, layers: Sequence[LayerKV], model_tokens: int 
     layout = solve_layout(layers, budget_bytes, config.page_tokens_rule)
     if config.host_budget_bytes:
         host_layout(layout, config.host_budget_bytes)  # refused here, before the weights are read
+    _check_low_mark(config, layout)
     policy = config.policy_rule
     caps = static_caps(layout, *policy[1:]) if policy[0] == "static" else None
     limits = Limits(
@@ -197,6 +198,20 @@ def lay_out_layers(config: Config, layers: Sequence[LayerKV], model_tokens: int 
         checkpoints=config.keeps_prefixes,
     )
     return Memory(layout, caps, capacity_facts(layout, caps, limits))
+
+
+def _check_low_mark(config: Config, layout: ArenaLayout) -> None:
+    """Refuse a watermark that requests can never reach: no prompt would ever be delayed, and nobody would know why."""
+    low = config.prefill_delay_low
+    if low > layout.arena_bytes:
+        raise ConfigError(
+            [
+                f"prefill_delay_low_bytes is {format_bytes(low)} ({low} bytes), and the arena has "
+                f"{format_bytes(layout.arena_bytes)} ({layout.slabs} slabs of {layout.slab_bytes} bytes, "
+                f"{layout.arena_bytes} in all): running requests never hold so much, and no prompt would be delayed; "
+                f"give at most that, or 0 for a delay however little they hold"
+            ]
+        )
 
 
 def build_engine(settings: dict[str, Any], progress: Progress) -> EngineParts:

@@ -22,7 +22,7 @@ from halocline.errors import ConfigError, FailedError, ModelError
 from halocline.sim.client import Answer, LoadError, ask, first_model, open_client
 from halocline.sim.scrape import read_figures
 from halocline.sim.settings import ReplaySettings
-from halocline.units import format_bytes
+from halocline.units import MOST_SECONDS, format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -164,7 +164,16 @@ def _workload(settings: ReplaySettings) -> Workload:
     workload = workload_named(settings.trace if is_seeded else seeded)
     if not workload.jobs:
         raise ConfigError([f"{settings.trace} holds no request"])
-    return workload if settings.requests is None else workload.first(settings.requests)
+    workload = workload if settings.requests is None else workload.first(settings.requests)
+    seconds = workload.span_seconds / settings.time_scale
+    if seconds > MOST_SECONDS and not settings.saturated:
+        raise ConfigError(
+            [
+                f"{settings.trace} lasts {seconds:.3g} seconds at time_scale {settings.time_scale:g}, and a replay at "
+                f"most {MOST_SECONDS} (ten years); raise --time-scale or let requests come faster"
+            ]
+        )
+    return workload
 
 
 def _setups(settings: ReplaySettings) -> tuple[Setup, ...]:

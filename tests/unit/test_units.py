@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halocline.units import ceil_div, ceil_to, floor_to, format_bytes, parse_bytes
+from halocline.units import (
+    MOST_BYTES,
+    MOST_SECONDS,
+    ceil_div,
+    ceil_to,
+    floor_to,
+    format_bytes,
+    parse_bytes,
+    parse_seconds,
+)
 
 COUNTS = st.integers(0, 2**70)
 UNITS = st.integers(1, 2**40)
@@ -45,7 +54,13 @@ def test_byte_counts_are_read_as_people_write_them(text: str | int, count: int) 
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "-1", "1.2.3", "1 XB", "1e9", "½GiB", "nan", -1])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "MiB", "-1", "1.2.3", "1 XB", "1e9", "½GiB", "nan", "inf", "٣GiB", "1_000", -1),
+        *("1.5", "0.5B", "0.0001k", "2000000TiB", "9" * 50, 2**60 + 1),
+    ],
+)
 def test_what_is_no_byte_count_is_refused(text: str | int) -> None:
     with pytest.raises(ValueError, match="byte"):
         parse_bytes(text)
@@ -70,3 +85,26 @@ def test_byte_counts_are_printed_with_three_digits(count: int, text: str) -> Non
 @given(st.integers(0, 2**50))
 def test_a_printed_count_is_read_back_within_its_three_digits(count: int) -> None:
     assert abs(parse_bytes(format_bytes(count)) - count) <= max(1, count * 0.006)
+
+
+def test_a_fraction_without_a_unit_is_told_which_unit_may_be_meant() -> None:
+    with pytest.raises(ValueError, match=r"'1.5' is a fraction of a byte; write whole bytes, or a unit: 1.5MiB"):
+        parse_bytes("1.5")
+
+
+def test_bytes_are_read_exactly_and_rounded_down_once() -> None:
+    assert parse_bytes("0.1GiB") == 107374182
+    assert parse_bytes("4.35kb") == 4350, "as a binary fraction it would be 4349.99"
+    assert parse_bytes("1.0") == 1
+    assert parse_bytes(MOST_BYTES) == parse_bytes(f"{MOST_BYTES}") == 2**60
+
+
+def test_bounds_of_bytes_and_seconds_are_told_with_the_number() -> None:
+    with pytest.raises(ValueError, match="0 is 0 bytes, less than 1"):
+        parse_bytes("0", least=1)
+    with pytest.raises(ValueError, match="more bytes than any machine has"):
+        parse_bytes("2000000TiB")
+    for text in ("0", "1e3", "nan", "inf", "9" * 400, f"{MOST_SECONDS + 1}", "88000h"):
+        with pytest.raises(ValueError, match="10s, 100ms or 2min"):
+            parse_seconds(text, least=1e-6)
+    assert parse_seconds(f"{MOST_SECONDS}") == MOST_SECONDS

@@ -9,13 +9,19 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from halocline.config import Admission, parse_admission, parse_page_tokens, setting
 from halocline.errors import ConfigError
 from halocline.units import parse_bytes, parse_seconds
 
+T = TypeVar("T")
 AUDIT_STEPS = 10_000
+MOST_DIGITS = 18
+"""Of a number of steps that is written."""
+SHORTEST_LIMIT_SECONDS = 1e-6
+"""What goodput may be measured against at least."""
 _SECRET = frozenset({"api_key"})
 _SIMULATED_NAMES = """
 kv_bytes kv_dtype policy device profile page_tokens step_tokens admission known_lengths prefix_cache
@@ -23,15 +29,26 @@ max_running_requests max_model_len host_bytes leap instant_prefill audit process
 """
 _SIMULATED = tuple(_SIMULATED_NAMES.split())
 """Settings of the simulation: a live server has its own."""
+_READ = (
+    "admission_rule",
+    "page_tokens_rule",
+    "audit_every",
+    "host_budget_bytes",
+    "ttft_limit_seconds",
+    "tpot_limit_seconds",
+)
+"""Properties that read a text."""
 _LIVE = ("concurrency", "text", "api_key")
-_LEAST: dict[str, int] = {
-    "step_tokens": 2,
-    "max_running_requests": 1,
-    "max_model_len": 2,
-    "leap": 1,
-    "requests": 1,
-    "processes": 1,
-    "concurrency": 1,
+_RANGES: dict[str, tuple[float, float]] = {
+    "time_scale": (1e-6, 1e9),
+    "step_tokens": (2, 2**24),
+    "max_running_requests": (1, 2**24),
+    "max_model_len": (2, 2**31 - 1),
+    "leap": (1, 2**16),
+    "requests": (1, 2**31 - 1),
+    "processes": (1, 4096),
+    "concurrency": (1, 65536),
+    "seed": (0, 2**63 - 1),
 }
 
 
@@ -103,12 +120,12 @@ class ReplaySettings:
     @property
     def kv_budget_bytes(self) -> int:
         """`kv_bytes` as a number."""
-        return parse_bytes(self.kv_bytes or "")
+        return _read("kv_bytes", self.kv_bytes or "", partial(parse_bytes, least=1))
 
     @property
     def host_budget_bytes(self) -> int:
         """`host_bytes` as a number."""
-        return parse_bytes(self.host_bytes)
+        return _read("host_bytes", self.host_bytes, parse_bytes)
 
     @property
     def admission_rule(self) -> Admission:
@@ -123,12 +140,12 @@ class ReplaySettings:
     @property
     def ttft_limit_seconds(self) -> float:
         """`ttft_limit` in seconds."""
-        return parse_seconds(self.ttft_limit)
+        return _read("ttft_limit", self.ttft_limit, _parse_limit)
 
     @property
     def tpot_limit_seconds(self) -> float:
         """`tpot_limit` in seconds."""
-        return parse_seconds(self.tpot_limit)
+        return _read("tpot_limit", self.tpot_limit, _parse_limit)
 
     @property
     def window_steps(self) -> tuple[int, int] | None:
@@ -159,7 +176,8 @@ class ReplaySettings:
 def parse_window(text: str) -> tuple[int, int]:
     """Read `FIRST:LAST`; raises ValueError with the accepted form."""
     first, colon, last = text.partition(":")
-    if not colon or not first.isdecimal() or not last.isdecimal() or int(first) >= int(last):
+    are_numbers = all(each.isdecimal() and each.isascii() and len(each) <= MOST_DIGITS for each in (first, last))
+    if not colon or not are_numbers or int(first) >= int(last):
         raise ValueError(f"window is {text!r}; write two steps such as 1000:1200, the first below the last")
     return int(first), int(last)
 
@@ -168,19 +186,17 @@ def parse_audit(text: str) -> int:
     """Read `off`, `every` or a number of steps; raises ValueError with the accepted forms."""
     if text in ("off", "every"):
         return int(text == "every")
-    if not text.isdecimal() or int(text) == 0:
+    if not (text.isdecimal() and text.isascii() and len(text) <= MOST_DIGITS) or int(text) == 0:
         raise ValueError(f"audit is {text!r}; write a number of steps, every or off")
     return int(text)
 
 
 def _of_values(settings: ReplaySettings) -> list[str]:
     problems = [] if settings.trace else ["no trace: give a file or the name of a generator"]
-    for name, least in _LEAST.items():
+    for name, (least, most) in _RANGES.items():
         value = settings.__dict__[name]
-        if value is not None and value < least:
-            problems.append(f"{name} is {value}; it must be at least {least}")
-    if not 0 < settings.time_scale < float("inf"):
-        problems.append(f"time_scale is {settings.time_scale}; it must be above 0")
+        if value is not None and not least <= value <= most:  # nor is what is no number at all
+            problems.append(f"{name} is {value}; it must be from {least:.12g} to {most:.12g}")
     if settings.prefix_cache not in ("on", "off"):
         problems.append(f"prefix_cache is {settings.prefix_cache!r}; write on or off")
     paths = [path for path in (settings.json, settings.html, settings.perfetto) if path is not None]
@@ -195,16 +211,12 @@ def _of_texts(settings: ReplaySettings) -> list[str]:
     """Return what the properties cannot read."""
     reads: dict[str, Callable[[], Any]] = {
         name: lambda name=name: getattr(settings, name)  # type: ignore[misc]
-        for name in ("admission_rule", "page_tokens_rule", "audit_every", "host_budget_bytes")
-    }
-    reads |= {
-        name: lambda name=name: _limit(name, settings.__dict__[name])  # type: ignore[misc]
-        for name in ("ttft_limit", "tpot_limit")
+        for name in _READ
     }
     if settings.window is not None:
         reads["window"] = lambda: parse_window(settings.window or "")
     if settings.kv_bytes is not None:
-        reads["kv_bytes"] = lambda: _budget(settings.kv_bytes or "")
+        reads["kv_bytes"] = lambda: settings.kv_budget_bytes
     problems = []
     for read in reads.values():
         try:
@@ -214,22 +226,15 @@ def _of_texts(settings: ReplaySettings) -> list[str]:
     return problems
 
 
-def _limit(name: str, text: str) -> None:
+def _read(name: str, text: str, parse: Callable[[str], T]) -> T:
     try:
-        seconds = parse_seconds(text)
+        return parse(text)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    if not seconds > 0:
-        raise ValueError(f"{name} is {text!r}; it must be above 0")
 
 
-def _budget(text: str) -> None:
-    try:
-        budget = parse_bytes(text)
-    except ValueError as error:
-        raise ValueError(f"kv_bytes: {error}") from error
-    if budget == 0:
-        raise ValueError("kv_bytes is 0; write for example 60GiB")
+def _parse_limit(text: str) -> float:
+    return parse_seconds(text, least=SHORTEST_LIMIT_SECONDS)
 
 
 def _of_choice(settings: ReplaySettings) -> list[str]:

@@ -13,7 +13,8 @@ import numpy as np
 from halocline.errors import ConfigError
 from halocline.memory.arena import Arena
 from halocline.memory.facts import CapacityFacts
-from halocline.memory.host import HostArena, HostCosts
+from halocline.memory.host import HostArena, HostCosts, host_layout
+from halocline.memory.layout import ArenaLayout
 from halocline.memory.sizing import Caps, Limits, capacity_facts
 from halocline.schedule.rules import Admission, Rules
 from halocline.schedule.scheduler import Scheduler
@@ -23,10 +24,13 @@ from halocline.sim.outline import Sketcher
 from halocline.sim.policies import PageTokens, policy_named
 from halocline.sim.shapes import Shape
 from halocline.sim.workload import CONTENT_IDS
+from halocline.units import format_bytes
 
 STOP_ID = CONTENT_IDS
 """The end-of-sequence token where lengths are not known: no content has this id."""
 MOST_WAITING_REQUESTS = 2**31 - 1
+MOST_PAGES = 2**27
+"""Of an arena that is replayed: the books take some hundred bytes of this machine's memory for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +87,7 @@ def build(setup: Setup) -> World:
         raise ConfigError([f"leap_tokens is {setup.leap_tokens}; a step computes at least one token of a decode"])
     policy = policy_named(setup.policy)
     layout = policy.lay_out(setup.shape.layers, setup.kv_bytes, setup.page_tokens)
+    _check_pages("kv_bytes", layout)
     caps = policy.split(layout)
     lookahead = setup.leap_tokens - 1
     slots = setup.max_running_requests
@@ -110,9 +115,23 @@ def build(setup: Setup) -> World:
         lookahead_tokens=lookahead,
         host_costs=_host_costs(setup, cost) if setup.host_bytes else HostCosts(),
     )
+    if setup.host_bytes:
+        _check_pages("host_bytes", host_layout(layout, setup.host_bytes))
     arena = Arena(layout, caps)
     host = HostArena(layout, setup.host_bytes) if setup.host_bytes else None
     return World(arena, caps, facts, Scheduler(arena, rules, host, Sketcher()), cost, host)
+
+
+def _check_pages(name: str, layout: ArenaLayout) -> None:
+    """Refuse an arena whose books this machine cannot hold."""
+    pages = sum(layout.slabs * pool.pages_per_slab for pool in layout.pools)
+    if pages > MOST_PAGES:
+        raise ConfigError(
+            [
+                f"{name} is {format_bytes(layout.budget_bytes)}: up to {pages:,} pages, and a replay keeps books of at "
+                f"most {MOST_PAGES:,}; lower {name}, or set larger --page-tokens"
+            ]
+        )
 
 
 def _host_costs(setup: Setup, cost: CostModel) -> HostCosts:
