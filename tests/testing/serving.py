@@ -115,10 +115,11 @@ def generated(family: str, dtype: torch.dtype) -> tuple[Expected, ...]:
     """transformers' greedy continuation of every prompt; computed once per session."""
     model = tiny_model(family, dtype=dtype)
     model.generation_config.eos_token_id = None
-    return tuple(_generate(model, prompt, new) for prompt, (_, new) in zip(prompts(), SIZES, strict=True))
+    return tuple(generate(model, prompt, new) for prompt, (_, new) in zip(prompts(), SIZES, strict=True))
 
 
-def _generate(model: transformers.PreTrainedModel, prompt: list[int], new: int) -> Expected:
+def generate(model: transformers.PreTrainedModel, prompt: list[int], new: int) -> Expected:
+    """Continue one prompt greedily with the model's own `generate`."""
     inputs = torch.tensor([prompt])
     settings = transformers.GenerationConfig(
         do_sample=False, max_new_tokens=new, pad_token_id=PAD, output_logits=True, return_dict_in_generate=True
