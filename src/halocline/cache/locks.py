@@ -102,11 +102,18 @@ class LockBook:
 
     def _refusal(self, walk: Walk, granules: int, demand: Demand) -> Refusal | None:
         # The arena's own no, said before a page of the path is looked at: somebody at the head of a line asks often.
-        # What is fresh is asked for as much as it lowers the demand, so full pages that others lock make it less, and a
-        # checkpoint that nobody locks makes it more. A path's nodes are locked from the first one on, each wholly.
+        less = self.locked_of(walk, granules)
+        return None if less is None else self._arena.shortfall(demand.minus(less))
+
+    def locked_of(self, walk: Walk, granules: int) -> Demand | None:
+        """Return how much less `lock` asks for than it is told, because others lock a part; None where pins count.
+
+        What is fresh is asked for as much as it lowers the demand, so full pages that others lock make it less, and a
+        checkpoint that nobody locks makes it more. A path's nodes are locked from the first one on, each wholly.
+        """
         if any(self._arena.budget.transfer):  # of cached pages that only a pin keeps, which count already
             return None
-        less = [0] * len(demand)
+        less = [0] * self._forest.shape.pools
         for pool in self.full:
             for node in walk.path:
                 if not self._is_locked(node, pool):
@@ -114,7 +121,7 @@ class LockBook:
                 less[pool] = min(node.end, walk.granules) * self._forest.shape.pages_per_granule[pool]
         for pool in self._forest.shape.states if granules else ():
             less[pool] = -any(node.end == granules and not self._is_locked(node, pool) for node in walk.path)
-        return self._arena.shortfall(demand.minus(Demand(less)))
+        return Demand(less)
 
     def _is_locked(self, node: Node, pool: int) -> bool:
         return self._forest.books[pool].lockers.item(node.pages[pool].item(0) & INDEX_MASK) > 0

@@ -65,6 +65,17 @@ class Tree:
         """Return the longest boundary, at most `limit_tokens`, at which `key` can be resumed. Changes nothing."""
         return match(self._resume, self.shape, key, self.forest.walk(key), limit_tokens)
 
+    def standing(self, key: Key) -> tuple[Match, Demand | None]:
+        """Return the match of `key`, and how much less than it is told `lock` would ask for there: others' locks.
+
+        None where that is not known before the pages themselves are looked at.
+        """
+        walk, most = self.forest.walk(key), max(0, key.tokens - 1) // self.shape.granule_tokens
+        found = match(self._resume, self.shape, key, walk, None)
+        if walk.granules > most:
+            walk = self.forest.walk(key, most)
+        return found, self.locks.locked_of(walk, found.boundary_tokens // self.shape.granule_tokens)
+
     def boundaries(self, found: Match) -> Iterator[int]:
         """Yield all boundaries in tokens at which the prompt of `found` can be resumed, longest first, 0 last."""
         walk = self.forest.walk(found.key, found.boundary_tokens // self.shape.granule_tokens)

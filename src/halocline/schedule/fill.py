@@ -24,7 +24,7 @@ from halocline.schedule.receive import Receiving
 from halocline.schedule.request import Request
 from halocline.schedule.roster import Roster
 from halocline.schedule.rules import Rules
-from halocline.schedule.sharing import Sharing
+from halocline.schedule.sharing import Sharing, Standing
 
 MOST_WAIT_STEPS = 16
 """How many steps a request waits for prefixes that others compute, all told."""
@@ -47,6 +47,18 @@ class Refused:
     """Changes of what is cached, see `Sharing.changes`."""
     recorded: int
     """Outputs on which expectations are built."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What `request` asked for when it was last refused, and on what that depends but for the memory there is."""
+
+    request: Request
+    candidate: Candidate
+    standing: Standing
+    extra: Demand
+    retractions: int
+    recorded: int
 
 
 class Filler:
@@ -75,6 +87,8 @@ class Filler:
         self._delay = Delay(arena, rules, roster)
         self._known: Refused | None = None
         """The last one, so that whoever was refused is not looked up, priced and locked in every step."""
+        self._asked: Asked | None = None
+        """The same while others prefill, whose chunks change what is cached in every step: mostly not for this one."""
 
     def may_admit(self) -> bool:
         """Whether somebody who waits might come in now: he was not asked yet, or what refused him is over.
@@ -146,7 +160,7 @@ class Filler:
             passed += 1
 
     def _try_admit(self, request: Request, room: StepRoom) -> Reason | None:
-        barred = self._barred(request, room) or self._refused_again(request)
+        barred = self._barred(request, room) or self._refused_again(request) or self._asks_again(request, room)
         if barred is not None:
             return barred
         if request.route == "receive":
@@ -161,6 +175,7 @@ class Filler:
         if isinstance(holding, Refusal) and may_cost_more and self._roster.running == 0:
             candidate, holding = self._cheaper(request, candidate)
         if isinstance(holding, Refusal):
+            self._asked = self._remembered(request, candidate, holding)
             return self._no_room(request, holding, room)
         if copy is not None:
             self._desk.prepare(holding, copy)
@@ -219,6 +234,35 @@ class Filler:
             return None
         refusal = self._arena.shortfall(known.extra)
         return None if refusal is None else self._refused(request, refusal)
+
+    def _asks_again(self, request: Request, room: StepRoom) -> Reason | None:
+        """Answer `request` where it would ask for the same as when it was last refused; None where it must be asked.
+
+        That is so when all is as it was on which its price depends: what the cache has of it, how much of that others
+        lock, and what outputs are expected to be. So it is not looked up and priced anew because others go on.
+        """
+        asked = self._asked
+        if asked is None or asked.request is not request or not self._roster.running:
+            return None
+        if (asked.retractions, asked.recorded) != (request.retractions, self._gate.lengths.recorded):
+            return None
+        if self._sharing.standing(request) != asked.standing:
+            return None
+        waits = self._waits_for_prefix(request, asked.candidate)
+        if waits is not None:
+            return waits
+        refusal = self._arena.shortfall(asked.extra)
+        return None if refusal is None else self._no_room(request, refusal, room)
+
+    def _remembered(self, request: Request, candidate: Candidate, refusal: Refusal) -> Asked | None:
+        """Return what `request` has just asked for, if it would ask for that again where its standing is the same."""
+        entrance, standing = candidate.entrance, self._sharing.standing(request)
+        if standing is None or entrance.copy is not None or entrance.offer is not None or entrance.hands_over:
+            return None
+        if entrance.start != standing.start or refusal.extra != candidate.demand.minus(standing.less):
+            return None
+        retractions, _, recorded = self._basis(request)
+        return Asked(request, candidate, standing, refusal.extra, retractions, recorded)
 
     def _basis(self, request: Request) -> tuple[int, int, int]:
         return request.retractions, self._sharing.changes, self._gate.lengths.recorded

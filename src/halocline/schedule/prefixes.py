@@ -37,7 +37,7 @@ from halocline.schedule.figures import CacheFigures, TierFigures
 from halocline.schedule.handover import Handover, key_of, lock_of
 from halocline.schedule.holding import Holding, Keeper
 from halocline.schedule.request import Request
-from halocline.schedule.sharing import Awaited, Entrance, FitsAlone, Stop, granted, holding_of, may_fall
+from halocline.schedule.sharing import Awaited, Entrance, FitsAlone, Standing, Stop, granted, holding_of, may_fall
 from halocline.step import Copy
 from halocline.units import floor_to
 
@@ -64,6 +64,9 @@ class Prefixes:
         self._states = [number for number, pool in pools if isinstance(pool.retention, State)]
         self._lookups: dict[str, int] = {}
         self._verdicts: dict[str, int] = {}
+        self._agreed_of: Request | None = None
+        self._agreed: dict[tuple[str, int, int], int] = {}
+        """How far the last one who asked agrees with others: (id, length of its history, of his own)."""
         self._counts = dict.fromkeys(("looked_up", "hit", "loaded", "shortened", "resumed", "waited"), 0)
         self._evicted = [0] * len(pools)
         self.changes = 0
@@ -96,11 +99,24 @@ class Prefixes:
                 return Entrance(start, found, hands_over=True)
         raise AssertionError("0 is always a boundary")
 
+    def standing(self, request: Request) -> Standing | None:
+        """Return on what of the tree it depends how much `request` asks for; None beside a second level."""
+        if self.tier is not None:
+            return None
+        found, less = self.tree.standing(key_of(request))
+        return None if less is None else Standing(found.boundary_tokens, found.full_tokens, less)
+
     def awaited(self, request: Request, entrance: Entrance, prefilling: Iterable[Request]) -> Awaited | None:
         """Return who of `prefilling` will bring the longest boundary beyond the entrance, None if nobody."""
         key, best = key_of(request), None
+        if self._agreed_of is not request:
+            self._agreed_of, self._agreed = request, {}
         for other in prefilling:
-            boundary = self._agree(key, other)
+            # Neither history grows while one waits and the other prefills; the one is asked for in every step.
+            pair = other.id, len(other.history), key.tokens
+            boundary = self._agreed.get(pair, -1)
+            if boundary < 0:
+                boundary = self._agreed[pair] = self._agree(key, other)
             if boundary > max(entrance.start, other.computed, best.boundary if best is not None else 0):
                 best = Awaited(other, boundary)
         return best

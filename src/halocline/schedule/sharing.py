@@ -53,6 +53,18 @@ class Entrance:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """On what of the cache it depends how many pages a request asks for."""
+
+    start: int
+    """The longest boundary at which it could begin."""
+    full_tokens: int
+    """How far its full pages are cached."""
+    less: Demand
+    """What of its price it would not be asked for, because others lock it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Awaited:
     """A request that computes what another one lacks, and up to which boundary they agree."""
 
@@ -81,6 +93,10 @@ class Sharing(Protocol):
 
     def entrance(self, request: Request, fits_alone: FitsAlone) -> Entrance:
         """Return the longest boundary at which `request` can begin to compute and whose whole life fits alone."""
+        ...
+
+    def standing(self, request: Request) -> Standing | None:
+        """Return on what of the cache it depends how much `request` asks for; None where more is to be looked at."""
         ...
 
     def awaited(self, request: Request, entrance: Entrance, prefilling: Iterable[Request]) -> Awaited | None:
@@ -180,6 +196,11 @@ class Alone:
         """Every request begins at its beginning."""
         del request, fits_alone
         return Entrance(0)
+
+    def standing(self, request: Request) -> Standing | None:
+        """Every request asks for its whole price."""
+        del request
+        return Standing(0, 0, self._nothing)
 
     def awaited(self, request: Request, entrance: Entrance, prefilling: Iterable[Request]) -> Awaited | None:
         """Nobody can use what another computes."""

@@ -8,14 +8,15 @@ from halocline.schedule.events import Reason
 from testing.schedule import FULL_AND_WINDOW, GUARANTEED, World, fewest_slabs, greedy, prompt, rules, tiny_layout
 
 
-def full_world(spare_slabs: int = 0, **changes: object) -> World:
+def full_world(spare_slabs: int = 0, text: tuple[int, ...] | None = None, **changes: object) -> World:
     """Return a world in which "a" decodes and "b" was refused memory; both begin alike."""
     changes = {"admission": GUARANTEED, "prefix_cache": True} | changes
     slabs = fewest_slabs(FULL_AND_WINDOW, 9, 40, **changes) + spare_slabs
     made = World(tiny_layout(FULL_AND_WINDOW, slabs), rules(**changes))
     made.arrive("a", prompt(9, 1), 40)
     made.run_until(lambda: bool(made.outputs["a"]))
-    made.arrive("b", (*prompt(8, 1), 5, 6), 39)
+    text = (*prompt(8, 1), 5, 6) if text is None else text
+    made.arrive("b", text, 49 - len(text))
     made.step()
     assert made.scheduler.reasons()["b"].code == "memory"
     return made
@@ -66,18 +67,36 @@ def test_when_room_comes_free_it_comes_in_at_once(prefix_cache: bool) -> None:
     made.run().assert_true_tokens()
 
 
-def test_when_what_is_cached_has_grown_it_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The window of the one who decodes lets go of pages, and the tree gets whole granules: more may be shared now."""
-    made = full_world()
+def test_when_more_of_it_is_cached_it_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who decodes gives the tree whole granules: of one that goes on as it does, more is shared then."""
+    twin = full_world()
+    for _ in range(20):
+        twin.step()
+    made = full_world(text=(*prompt(9, 1), *twin.outputs["a"][:12], 5, 6))
     asked = Asked(made, monkeypatch)
-    before = made.scheduler._sharing.changes
+    sharing, request = made.scheduler._sharing, made.scheduler._roster.live["b"]
+    before = sharing.standing(request)
     steps = 0
-    while made.scheduler._sharing.changes == before:
+    while sharing.standing(request) == before:
         made.step()
         steps += 1
-    assert asked.times == 0, f"asked within {steps} steps in which nothing changed"
+    assert asked.times == 0, f"asked within {steps} steps in which it stood as before"
     made.step()
     assert asked.times == 1
+
+
+def test_what_others_bring_to_the_cache_makes_nobody_ask_again_whom_it_does_not_concern(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = full_world(text=prompt(10, 3))
+    asked = Asked(made, monkeypatch)
+    changes = made.scheduler._sharing.changes
+    for _ in range(20):
+        made.step()
+    assert made.scheduler._sharing.changes > changes + 1
+    assert asked.times == 0
+    made.run().assert_all_finished()
+    assert asked.times >= 1
 
 
 def test_when_expectations_have_changed_it_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
