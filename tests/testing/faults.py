@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace as replace_event
 
 from msgspec.structs import replace
 
@@ -45,10 +46,18 @@ class WithMachines(Makers):
     sender: Callable[..., Sender] = Sender
     exchange_class: type[Exchange] = Exchange
 
-    def exchange(self, post, landings, hello, *, lease_seconds, work_before) -> Exchange:  # type: ignore[no-untyped-def]
-        made = self.exchange_class(post, landings, hello, lease_seconds=lease_seconds, work_before=work_before)
+    def exchange(self, post, landings, hello, *, lease_seconds, work_before, most_part_bytes):  # type: ignore[no-untyped-def]
+        made = self.exchange_class(
+            post,
+            landings,
+            hello,
+            lease_seconds=lease_seconds,
+            work_before=work_before,
+            most_part_bytes=most_part_bytes,
+        )
         made.receiver = type(self).receiver(lease_seconds, landings.missing)
-        made.sender = type(self).sender(lease_seconds, work_before)
+        page_bytes = [pool.page_bytes for pool in hello.facts.pools]
+        made.sender = type(self).sender(lease_seconds, work_before, page_bytes, most_part_bytes)
         return made
 
 
@@ -191,6 +200,46 @@ class NothingEnds(WithMachines):
     sender = DeafSender
 
 
+class UncutSender(Sender):
+    """A chunk travels whole, however large it is."""
+
+    def __init__(
+        self, lease_seconds: float, work_before: Callable[[str], int], page_bytes: Sequence[int], most_part_bytes: int
+    ) -> None:
+        del most_part_bytes
+        super().__init__(lease_seconds, work_before, page_bytes, 1 << 40)
+
+
+class NeverCut(WithMachines):
+    sender = UncutSender
+
+
+class BlindSender(Sender):
+    """What others have on the line before a session's chunks is not seen."""
+
+    def _ahead(self, session: Sent) -> int:
+        del session
+        return 0
+
+
+class QueueUnseen(WithMachines):
+    sender = BlindSender
+
+
+class StandingReceiver(Receiver):
+    """No landing gives way, in either of two workers that compute for each other."""
+
+    def _offered(self, session: Received) -> list[Action]:
+        return [
+            Tell(replace_event(each.event, gives_way=False)) if isinstance(each, Tell) else each
+            for each in super()._offered(session)
+        ]  # type: ignore[type-var]
+
+
+class NobodyGivesWay(WithMachines):
+    receiver = StandingReceiver
+
+
 WRONG: tuple[type[Makers], ...] = (
     NoFence,
     RenewedByHeartbeat,
@@ -202,4 +251,8 @@ WRONG: tuple[type[Makers], ...] = (
     NoRecall,
     ReleasedBeforeDone,
     NothingEnds,
+    NobodyGivesWay,
 )
+
+WRONG_WHEN_SLOW: tuple[type[Makers], ...] = (NeverCut, QueueUnseen)
+"""Those that a slow line shows."""

@@ -17,6 +17,7 @@ from typing import Protocol
 from halocline.disagg import messages as wire
 from halocline.disagg.actions import Action, CloseLanding, Dial, Key, OpenLanding, Recall, Send, Tell
 from halocline.disagg.leases import Repeat
+from halocline.disagg.parts import part_bytes
 from halocline.disagg.post import Delivered, Down, News, Post, Up
 from halocline.disagg.receiver import Peer, Receiver
 from halocline.disagg.sender import PEERS_MARK, Sender
@@ -87,13 +88,18 @@ class Exchange:
         *,
         lease_seconds: float,
         work_before: Callable[[str], int],
+        most_part_bytes: int | None = None,
     ) -> None:
-        """`work_before(request id)`: tokens that the own scheduler computes before that request's prompt is done."""
+        """`work_before(request id)`: tokens that the own scheduler computes before that request's prompt is done.
+
+        `most_part_bytes`: of what travels under one number; None: as the lease allows.
+        """
         self._post = post
         self._landings = landings
         self._own = own
         self._lease_seconds = lease_seconds
-        self.sender = Sender(lease_seconds, work_before)
+        page_bytes = [pool.page_bytes for pool in own.facts.pools]
+        self.sender = Sender(lease_seconds, work_before, page_bytes, most_part_bytes or part_bytes(lease_seconds))
         self.receiver = Receiver(lease_seconds, landings.missing)
         self._stride_bytes = [pool.stride_bytes for pool in own.facts.pools]
         self._connections: dict[str, Connection] = {}
@@ -183,7 +189,9 @@ class Exchange:
             self._hang_up(news.peer, why, now)
         elif connection.address is not None:
             theirs = news.hello.facts
-            peer = Peer(news.peer, theirs.granule_tokens, wire.cuts_windows(self._own.facts, theirs))
+            is_cut = wire.cuts_windows(self._own.facts, theirs)
+            # Any order would do that all workers agree on: epochs are drawn anew at every start, and never equal.
+            peer = Peer(news.peer, theirs.granule_tokens, is_cut, is_after=news.hello.epoch > self._own.epoch)
             self._do(self.receiver.up(connection.address, peer, now), now)
 
     def _down(self, peer: str, why: str, now: float) -> None:

@@ -29,7 +29,7 @@ from halocline.memory.retention import Full, State, describe
 from halocline.params import MAX_SALT_CHARACTERS, SamplingParams
 from halocline.step import TokenLogprobs
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 32 << 20
 """No message is longer: a prompt of six million tokens fits."""
 MAX_POOLS = 64
@@ -137,11 +137,13 @@ class Accept(msgspec.Struct, frozen=True, array_like=True, tag="accept"):
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
-    """How many tokens P has yet to compute before this request's prompt is done; renews D's lease when it falls."""
+    """What P has yet to do before this request's prompt is done; renews D's lease when it falls."""
 
     request: Name
     attempt: Attempt
-    left_tokens: Count
+    left: Count
+    """Pages that may yet be computed, and chunks of other requests to be taken before the next one of this: no number
+    to be shown to anybody, it only falls as work is done."""
 
 
 class PageRun(msgspec.Struct, frozen=True, array_like=True):
@@ -153,7 +155,11 @@ class PageRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pages(msgspec.Struct, frozen=True, array_like=True, tag="pages"):
-    """One chunk's pages, which the link carries beside this message: one run per pool, some of them empty."""
+    """Pages of one chunk, which the link carries beside this message: one run per pool, some of them empty.
+
+    Chunks are numbered from 0 by whoever sends them, who cuts large ones: what is computed in one step may come in
+    several, each with a number of its own.
+    """
 
     request: Name
     attempt: Attempt

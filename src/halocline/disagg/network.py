@@ -6,9 +6,10 @@ Every connection is of one of two kinds, as the real links are
     pull    the receiver copies them out of the sender's memory when it hears of them, and only then
             compares the checksum that was taken when they were sent                                  (shared memory)
 
-so that pages which are used again too early are seen, or are caught, as in the real thing. A process that is stopped
-neither sends nor receives until it wakes; one that has crashed does so never more, but what it had put on the wire
-still arrives, and its memory can still be pulled from.
+so that pages which are used again too early are seen, or are caught, as in the real thing. A line that is slow carries
+pages one after the other, and other messages overtake them. A process that is stopped neither sends nor receives until
+it wakes; one that has crashed does so never more, but what it had put on the wire still arrives, and its memory can
+still be pulled from.
 
 Time is an argument; whoever drives the network calls `advance`. Nothing here depends on hashes or clocks.
 """
@@ -17,35 +18,16 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Protocol
-
-import numpy as np
-import xxhash
-from numpy.typing import NDArray
 
 from halocline.disagg import messages as wire
 from halocline.disagg.actions import Key
-from halocline.disagg.post import Delivered, Down, News, Up
+from halocline.disagg.post import Delivered, Down, Up
+from halocline.disagg.simulated import End, Memory, Parcel, SimulatedPost, digest
 from halocline.schedule.events import PoolPages
-
-Cargo = tuple[NDArray[np.uint8], ...]
-"""Bytes of pages, one array of shape (pages, page_bytes) per pool."""
-
-
-class Memory(Protocol):
-    """The pages of one process's life, and its landings."""
-
-    def read(self, runs: Sequence[PoolPages]) -> Cargo:
-        """Return a copy of what stands in these pages now."""
-        ...
-
-    def write(self, key: Key, pages: wire.Pages, cargo: Cargo, source: wire.PeerFacts) -> str:
-        """Write a chunk into the landing of `key` if it is open; return why not, or an empty string."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +41,8 @@ class Weather:
     partition: float = 0.0
     crash: float = 0.0
     stop: float = 0.0
+    slow: float = 0.0
+    """A line that carries pages so slowly, for some leases, that a part of the most bytes takes a good part of one."""
     breakdown: float = 0.0
     """A step of one of the two workers that breaks."""
 
@@ -71,20 +55,9 @@ class Weather:
             "partition": self.partition,
             "crash": self.crash,
             "stop": self.stop,
+            "slow": self.slow,
             "breakdown": self.breakdown,
         }
-
-
-@dataclass(eq=False)
-class End:
-    """One end of a connection."""
-
-    post: SimulatedPost
-    name: str
-    """What this side calls the other one."""
-    other: End | None = None
-    is_open: bool = True
-    is_pull: bool = False
 
 
 class Network:
@@ -98,9 +71,13 @@ class Network:
         *,
         latency_seconds: float,
         lease_seconds: float,
+        slow_bytes: int = 1,
         strike: Callable[[str, str], None],
     ) -> None:
-        """`strike(kind, address)` is told of what a message has brought upon a worker: crash, stop or breakdown."""
+        """`strike(kind, address)` is told of what a message has brought upon a worker: crash, stop or breakdown.
+
+        `slow_bytes`: what a slow line carries within a lease.
+        """
         self.now = 0.0
         self.faults: Counter[str] = Counter()
         self._random = random
@@ -109,6 +86,7 @@ class Network:
         self._most_faults = most_faults
         self._latency_seconds = latency_seconds
         self._lease_seconds = lease_seconds
+        self._slow_bytes = slow_bytes
         self._strike = strike
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._noted = 0
@@ -239,7 +217,11 @@ class Network:
         checksum = digest(end.post.memory.read(runs)) if runs and end.is_pull else 0
         for delay in delays:
             parcel = Parcel(end, frame, tuple(runs), checksum)
-            if runs and not end.is_pull:
+            if runs and (end.line or end.is_carrying or self.now < end.slow_until):
+                end.post.outgoing.append(parcel)
+                end.line.append(parcel)
+                self._carry_next(end)
+            elif runs and not end.is_pull:
                 end.post.outgoing.append(parcel)
                 wait = delay * 0.9 if waits_long else self._latency() * 0.1
                 self.at(self.now + wait, partial(self._load, parcel, delay - wait))
@@ -258,28 +240,67 @@ class Network:
         if kind == "partition":
             seconds = self._random.choice((0.1, 0.6, 1.5, 3.0)) * self._lease_seconds
             self._parted[frozenset(addresses)] = self.now + seconds
+        elif kind == "slow":
+            end.slow_until = self.now + self._random.choice((1.0, 4.0)) * self._lease_seconds
+            end.byte_seconds = self._random.choice((0.1, 0.4)) * self._lease_seconds / self._slow_bytes
         elif kind in ("crash", "stop", "breakdown"):
             victim = self._random.choice(addresses)
             self.at(self.now + self._latency(), partial(self._strike, kind, victim))
         return kind
+
+    def _carry_next(self, end: End) -> None:
+        """Let the next pages of a slow line go on the wire, and those after them when they have arrived."""
+        if end.is_carrying or not end.line or end.post.is_dead:
+            return
+        parcel = end.line.popleft()
+        if self._leaves_later(parcel, lambda: self._put_back(parcel)):
+            end.is_carrying = True
+            return
+        if not self._leaves(parcel):
+            self._carry_next(end)
+            return
+        end.is_carrying = True
+        if end.is_pull:
+            parcel.checksum = digest(end.post.memory.read(parcel.runs))
+        else:
+            parcel.cargo = end.post.memory.read(parcel.runs)
+        slow_seconds = parcel.size_bytes * end.byte_seconds if self.now < end.slow_until else 0.0
+        self.at(self.now + self._latency() + slow_seconds, partial(self._carried, parcel))
+
+    def _put_back(self, parcel: Parcel) -> None:
+        parcel.end.line.appendleft(parcel)
+        parcel.end.is_carrying = False
+        self._carry_next(parcel.end)
+
+    def _carried(self, parcel: Parcel) -> None:
+        self._arrive(parcel)
+        parcel.end.is_carrying = False
+        self._carry_next(parcel.end)
+
+    def _leaves_later(self, parcel: Parcel, act: Callable[[], None]) -> bool:
+        """Whether nothing goes on the wire now, because who sends or who drains it is stopped; then `act` goes on."""
+        for end in (parcel.end, parcel.end.other):
+            if end is not None and end.post.is_stopped:
+                end.post.held.append(act)
+                return True
+        return False
+
+    def _leaves(self, parcel: Parcel) -> bool:
+        """Whether a parcel goes on the wire now: it was not recalled. It is no longer outgoing then."""
+        post = parcel.end.post
+        kept = [each for each in post.outgoing if each is not parcel]
+        is_there, post.outgoing = len(kept) < len(post.outgoing), kept
+        return is_there
 
     def _load(self, parcel: Parcel, rest: float) -> None:
         """Read the pages of a parcel when it goes on the wire; not if they were recalled or their reader is dead."""
         post = parcel.end.post
         if post.is_dead:
             return
-        if post.is_stopped:
-            post.held.append(partial(self._load, parcel, rest))
+        if self._leaves_later(parcel, partial(self._load, parcel, rest if post.is_stopped else 0.0)):
             return
-        there = parcel.end.other
-        if (
-            there is not None and there.post.is_stopped
-        ):  # nobody drains the connection, so nothing more goes on the wire
-            there.post.held.append(partial(self._load, parcel, 0.0))
+        if not self._leaves(parcel):
             return
-        if not any(each is parcel for each in post.outgoing):
-            return
-        post.outgoing = [each for each in post.outgoing if each is not parcel]
         parcel.cargo = post.memory.read(parcel.runs)
         if rest > 0.0:
             self.at(self.now + rest, partial(self._arrive, parcel))
@@ -310,99 +331,3 @@ class Network:
         if not refused and parcel.cargo is None and digest(cargo) != parcel.checksum:
             return "the checksum of its pages is wrong"
         return refused
-
-
-@dataclass(eq=False)
-class Parcel:
-    """One message on its way, and the pages that go with it."""
-
-    end: End
-    """Where it comes from."""
-    frame: bytes
-    runs: tuple[PoolPages, ...]
-    checksum: int
-    cargo: Cargo | None = None
-    """What was read of the pages; None until then, and where the receiver pulls them."""
-
-
-def digest(cargo: Cargo) -> int:
-    """Return the xxh3 of all bytes of `cargo`."""
-    hasher = xxhash.xxh3_64()
-    for pages in cargo:
-        hasher.update(np.ascontiguousarray(pages).data)
-    return hasher.intdigest()
-
-
-class SimulatedPost:
-    """All connections of one process's life; a `halocline.disagg.post.Post`."""
-
-    def __init__(self, network: Network, address: str, hello: wire.Hello, memory: Memory) -> None:
-        self._network = network
-        self.address = address
-        self.hello = hello
-        self.memory = memory
-        self.ends: dict[str, End] = {}
-        self.inbox: list[News] = []
-        self.on_news: Callable[[], None] = lambda: None
-        """Called when something has come into an empty inbox."""
-        self.held: list[Callable[[], None]] = []
-        """What came while the process was stopped."""
-        self.outgoing: list[Parcel] = []
-        """Pages that were given to `send` and are not read yet."""
-        self.is_dead = False
-        self.is_stopped = False
-
-    def receive(self, act: Callable[[], None]) -> None:
-        """Let something happen in this process: now, when it wakes, or never."""
-        if self.is_stopped:
-            self.held.append(act)
-        elif not self.is_dead:
-            act()
-
-    def tell(self, news: News) -> None:
-        """Put something into the inbox."""
-        self.inbox.append(news)
-        if len(self.inbox) == 1:
-            self.on_news()
-
-    def poll(self) -> list[News]:
-        """Return what has happened since the last call."""
-        news, self.inbox = self.inbox, []
-        return news
-
-    def fileno(self) -> int:
-        """There is no descriptor: whoever drives the network looks into the inbox."""
-        return -1
-
-    def dial(self, address: str) -> str:
-        """Begin to connect to the worker at an address; return the name of the connection."""
-        return self._network.connect(self, address)
-
-    def send(self, peer: str, message: wire.Message, runs: Sequence[PoolPages] = ()) -> None:
-        """Queue a message, and pages with it."""
-        end = self.ends[peer]
-        if end.is_open and end.other is not None:
-            self._network.carry(end, message, runs)
-
-    def recall(self, peer: str, request: str, attempt: int) -> None:
-        """Drop what is queued of an attempt: no page of it is read any more."""
-
-        def is_recalled(parcel: Parcel) -> bool:
-            message = wire.decode(parcel.frame)
-            assert isinstance(message, wire.Pages), f"{message} carries no pages"
-            return (parcel.end.name, message.request, message.attempt) == (peer, request, attempt)
-
-        self.outgoing = [parcel for parcel in self.outgoing if not is_recalled(parcel)]
-
-    def hang_up(self, peer: str, why: str) -> None:
-        """Close one connection."""
-        self._network.part(self.ends[peer], why)
-
-    def figures(self) -> Mapping[str, int]:
-        """Nothing is counted here."""
-        return {}
-
-    def close(self) -> None:
-        """Close every connection."""
-        for end in self.ends.values():
-            self._network.part(end, "the worker has closed")

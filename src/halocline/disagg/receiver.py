@@ -45,6 +45,8 @@ class Peer:
     granule_tokens: int
     is_cut: bool = False
     """Whether its pages of some window are shorter than ours: then it may send a part of one of our pages only."""
+    is_after: bool = False
+    """Whether it comes after this worker in the order of all: then landings of what it computes give way here."""
 
 
 @dataclass(slots=True)
@@ -146,7 +148,12 @@ class Receiver:
         self.attempts_lost += 1
         session.attempt += 1
         self._wait_for_offer(session, now)
-        lost = Lost(over.request, over.attempt, "a more senior request was short of memory", is_final=False)
+        lost = Lost(
+            over.request,
+            over.attempt,
+            "its pages were needed for a more senior request, or for a prompt that another worker waits for",
+            is_final=False,
+        )
         return [CloseLanding(over), Send(over.peer, wire.Revoke(over.request, over.attempt)), Tell(lost)]
 
     # ---- connections
@@ -221,19 +228,22 @@ class Receiver:
         self, session: Session, message: wire.Progress | wire.Pages | wire.Done, refused: str, now: float
     ) -> list[Action]:
         match message:
-            case wire.Progress(left_tokens=left):
+            case wire.Progress(left=left):
                 session.lease.report(left, now)
                 return []
             case wire.Pages():
                 return self._pages(session, message, refused, now)
             case wire.Done():
-                session.done = session.done or message
+                if session.done is None:
+                    session.done = message
+                    session.lease.renew(now)
                 return self._finish(session, now)
 
     def _offered(self, session: Session) -> list[Action]:
         if session.phase is Phase.ASKING:
             session.phase = Phase.OFFERED
-            return [Tell(Offered(session.arrive.request_id, session.attempt))]
+            gives_way = session.peer is not None and session.peer.is_after
+            return [Tell(Offered(session.arrive.request_id, session.attempt, gives_way))]
         if session.accept is not None and session.peer is not None:  # it has not heard that it is accepted
             return [Send(session.peer.name, session.accept)]
         return []
@@ -243,8 +253,10 @@ class Receiver:
         taken = Send(key.peer, wire.Taken(key.request, key.attempt, pages.chunk))
         if pages.chunk in session.landed:
             return [taken]
-        if pages.chunk >= len(session.arrive.prompt):
-            refused = refused or f"chunk {pages.chunk} of a prompt of {len(session.arrive.prompt)} tokens"
+        # Every chunk brings a page, and no pool has more pages than the prompt has tokens: so renewals are counted.
+        most = len(session.arrive.prompt) * len(pages.runs)
+        if pages.chunk >= most:
+            refused = refused or f"chunk {pages.chunk} of a prompt that has {most} pages at most"
         if refused:
             return self._lose(session, refused, now)
         session.landed.add(pages.chunk)

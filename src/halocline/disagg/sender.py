@@ -5,22 +5,26 @@
     ACCEPTED    computing; chunks are told as they come, each pinned until the peer took it
     DONE        all is computed and told; waits for the peer's release
 
-The lease runs while the peer has something to do, chunks to take or a release to give, and each of these renews it
-once. When it ends, the pages are recalled from the link before the scheduler may use them again.
+Chunks are cut into parts (`parts`), and each is numbered anew: below, and in all messages, a chunk is such a part. The
+lease runs while the peer has something to do, chunks to take or a release to give, and each of these renews it once; so
+does each chunk of others that was sent to the same peer before, because a connection carries one after the other. When
+it ends, the pages are recalled from the link before the scheduler may use them again.
 
 `now` is an argument everywhere, in seconds. Every method returns what must be done, in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from halocline.cache.keys import Namespace
 from halocline.disagg import messages as wire
 from halocline.disagg.actions import Action, Key, Recall, Send, Tell
 from halocline.disagg.leases import RESENDS_PER_LEASE, Lease, Repeat
+from halocline.disagg.parts import cut
 from halocline.schedule.events import (
     Abort,
     Accepted,
@@ -51,6 +55,15 @@ class Phase(Enum):
     DONE = "done"
 
 
+class Untaken(NamedTuple):
+    """A chunk that was told and not taken yet."""
+
+    order: int
+    """Of all that this worker has sent, the how manieth: what a peer is sent arrives in this order."""
+    source: int
+    """The scheduler's chunk of which it is a part."""
+
+
 @dataclass(slots=True)
 class Session:
     """One request of one peer."""
@@ -61,8 +74,10 @@ class Session:
     local_id: str
     repeat: Repeat
     phase: Phase = Phase.ASKED
-    untaken: set[int] = field(default_factory=set)
-    """Chunks that are told and not taken yet."""
+    chunks: int = 0
+    """Chunks told so far."""
+    untaken: dict[int, Untaken] = field(default_factory=dict)
+    """By chunk, in the order in which they were sent."""
     lease: Lease | None = None
     """Runs while the peer owes something."""
     done: wire.Done | None = None
@@ -72,13 +87,25 @@ class Session:
         """What its pages belong to."""
         return Key(self.peer, self.request, self.attempt)
 
+    def turn(self, never: int) -> int:
+        """Return the order of the first chunk that is not taken yet, `never` where there is none."""
+        return next((each.order for each in self.untaken.values()), never)
+
 
 class Sender:
     """All requests whose prompts this worker computes for others."""
 
-    def __init__(self, lease_seconds: float, work_before: Callable[[str], int]) -> None:
-        """`work_before(local id)` says how many tokens are computed here before that request's prompt is done."""
+    def __init__(
+        self, lease_seconds: float, work_before: Callable[[str], int], page_bytes: Sequence[int], most_part_bytes: int
+    ) -> None:
+        """`work_before(local id)` says how many tokens are computed here before that request's prompt is done.
+
+        `page_bytes`: of each pool; no part of a chunk is larger than `most_part_bytes`, but where one page is.
+        """
         self._lease_seconds = lease_seconds
+        self._page_bytes, self._most_part_bytes = page_bytes, most_part_bytes
+        self._orders = 0
+        """Chunks sent so far, all told."""
         self._repeat_seconds = lease_seconds / RESENDS_PER_LEASE
         self._work_before = work_before
         self._sessions: dict[tuple[str, str], Session] = {}
@@ -162,6 +189,7 @@ class Sender:
             return []
         session.phase, session.lease, session.done = Phase.OFFERED, None, None
         session.untaken.clear()
+        session.chunks = 0
         session.repeat = Repeat(now, self._repeat_seconds)
         if was is Phase.OFFERED:
             return self._offer(session)
@@ -182,11 +210,29 @@ class Sender:
         return [Tell(accepted), Send(session.peer, self._progress_of(session))]
 
     def _taken(self, session: Session, chunk: int, now: float) -> list[Action]:
-        if chunk not in session.untaken:
+        taken = session.untaken.pop(chunk, None)
+        if taken is None:
             return []
-        session.untaken.remove(chunk)
         session.lease = Lease(now, self._lease_seconds) if session.untaken or session.done else None
-        return [Tell(PeerTook(session.local_id, session.attempt, chunk))]
+        for other in self._of(session.peer):
+            if other.lease is not None and other.turn(never=taken.order) > taken.order:
+                other.lease.renew(now)
+        if any(each.source == taken.source for each in session.untaken.values()):
+            return []
+        return [Tell(PeerTook(session.local_id, session.attempt, taken.source))]
+
+    def _of(self, peer: str) -> Iterator[Session]:
+        return (session for session in self._sessions.values() if session.peer == peer)
+
+    def _ahead(self, session: Session) -> int:
+        """Return how many chunks of others must be taken before the next one of this session is, or can be computed.
+
+        Sent chunks wait for those that were sent to the same peer before. What is not computed yet may wait for the
+        memory of any that is pinned.
+        """
+        turn = session.turn(never=self._orders)
+        others = self._of(session.peer) if session.untaken else self._sessions.values()
+        return sum(each.order < turn for other in others for each in other.untaken.values() if other is not session)
 
     # ---- what the own scheduler says
 
@@ -225,17 +271,24 @@ class Sender:
         return session.phase is Phase.ACCEPTED and attempt == session.attempt
 
     def _pages(self, session: Session, update: PagesReady, now: float) -> list[Action]:
-        session.untaken.add(update.chunk)
+        actions: list[Action] = []
+        for part in cut(update.pools, self._page_bytes, self._most_part_bytes):
+            session.untaken[session.chunks] = Untaken(self._orders, update.chunk)
+            runs = tuple(wire.PageRun(pool.first_page, len(pool.pages)) for pool in part)
+            pages = wire.Pages(session.request, session.attempt, session.chunks, update.left_tokens, runs)
+            actions.append(Send(session.peer, pages, part))
+            session.chunks += 1
+            self._orders += 1
+        if not actions:  # nothing of it travels, so there is nothing to wait for
+            return [Tell(PeerTook(session.local_id, session.attempt, update.chunk))]
         session.lease = session.lease or Lease(now, self._lease_seconds)
-        runs = tuple(wire.PageRun(pool.first_page, len(pool.pages)) for pool in update.pools)
-        pages = wire.Pages(session.request, session.attempt, update.chunk, update.left_tokens, runs)
-        return [Send(session.peer, pages, update.pools)]
+        return actions
 
     def _computed(self, session: Session, update: Computed, now: float) -> list[Action]:
         session.phase = Phase.DONE
         session.lease = session.lease or Lease(now, self._lease_seconds)
         session.repeat = Repeat(now, self._repeat_seconds)
-        session.done = wire.Done(session.request, session.attempt, update.chunks, update.token_id, update.logprobs)
+        session.done = wire.Done(session.request, session.attempt, session.chunks, update.token_id, update.logprobs)
         return [Send(session.peer, session.done)]
 
     # ---- time, and the end
@@ -256,19 +309,22 @@ class Sender:
             return self._progress(session)
         self.resent += session.phase is not Phase.ASKED
         if session.done is not None:
-            return [Send(session.peer, session.done)]
+            ahead = self._ahead(session) if session.untaken else 0
+            moves = [Send(session.peer, wire.Progress(session.request, session.attempt, ahead))] if ahead else []
+            return [*moves, Send(session.peer, session.done)]
         return self._offer(session) if session.phase is Phase.OFFERED else []
 
     def _progress(self, session: Session) -> list[Action]:
         return [Send(session.peer, self._progress_of(session))] if session.phase is Phase.ACCEPTED else []
 
     def _progress_of(self, session: Session) -> wire.Progress:
-        return wire.Progress(session.request, session.attempt, self._work_before(session.local_id))
+        # A token that is computed makes one page of each pool at most, so the sum does not rise when it is sent.
+        left = self._work_before(session.local_id) * len(self._page_bytes) + self._ahead(session)
+        return wire.Progress(session.request, session.attempt, left)
 
     def down(self, peer: str) -> list[Action]:
         """End all that a lost connection brought: at once, for whoever comes again is another one."""
-        gone = [session for session in self._sessions.values() if session.peer == peer]
-        return [action for session in gone for action in self._end(session)]
+        return [action for session in list(self._of(peer)) for action in self._end(session)]
 
     def _end(self, session: Session) -> list[Action]:
         """End a session on this side, whatever the scheduler has done about it; pages are recalled before it hears."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from random import Random
 
@@ -30,6 +30,8 @@ class WorkerSketch:
     layout: ArenaLayout
     rules: Rules
     step_seconds: float
+    most_part_bytes: int
+    """Of what travels under one number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,12 @@ class Sketch:
     weather: Weather
     eos_token_ids: tuple[int, ...]
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether no worker computes for one that computes for it, and nobody pushes in before those who wait."""
+        asks = {client.worker for client in self.clients}
+        return not asks & {client.prefill_at for client in self.clients} and len({c.priority for c in self.clients}) < 2
+
     def describe(self) -> list[str]:
         """Return the world in a few lines."""
         lines = [
@@ -66,7 +74,8 @@ class Sketch:
                 f"{pool.name} ({pool.page_tokens} a page, {pool.pages_per_slab} a slab)" for pool in each.layout.pools
             )
             + f", cache {'on' if each.rules.prefix_cache else 'off'}, {each.rules.max_running_requests} slots, "
-            f"{' '.join(map(str, each.rules.admission))}, reserve {each.rules.decode_reserve_tokens}"
+            f"{' '.join(map(str, each.rules.admission))}, reserve {each.rules.decode_reserve_tokens}, "
+            f"parts of {each.most_part_bytes} bytes"
             for each in self.workers
         ]
         return [*lines, f"{len(self.clients)} clients; {self.weather}"]
@@ -79,19 +88,28 @@ def draw(seed: int, breakdown: float = 0.0) -> Sketch:
     retentions = _retentions(random)
     eos = tuple(random.sample(range(VOCAB), random.choice((0, 0, 2))))
     shared = _pools(random, retentions) if random.random() < 0.6 else None
+    part_bytes = random.choice((1, 100, 300, 10**6))
     workers = []
-    for address in ("p0", "p1", "d0", "d1")[random.choice((0, 1, 1)) :][: random.choice((3, 4))]:
+    for address in _addresses(random):
         pools = shared or _pools(random, retentions)
         rules = _rules(random, longest, max((p.page_tokens for p in pools if p.is_positional), default=1), eos)
-        workers.append(WorkerSketch(address, _arena(random, pools, rules, longest), rules, random.choice((0.02, 0.1))))
-    return Sketch(
-        seed,
-        retentions,
-        tuple(workers),
-        _clients(random, longest, [w.address for w in workers]),
-        _weather(random, breakdown),
-        eos,
-    )
+        layout = _arena(random, pools, rules, longest)
+        workers.append(WorkerSketch(address, layout, rules, random.choice((0.02, 0.1)), part_bytes))
+    clients = _clients(random, longest, [worker.address for worker in workers])
+    return Sketch(seed, retentions, tuple(workers), clients, _weather(random, breakdown), eos)
+
+
+def slowed(sketch: Sketch) -> Sketch:
+    """Return the same world without priorities, in which lines get slow and nothing else goes wrong."""
+    clients = tuple(replace(client, priority=0) for client in sketch.clients)
+    return replace(sketch, clients=clients, weather=Weather(slow=0.3))
+
+
+def _addresses(random: Random) -> list[str]:
+    """Return workers with one role (p, d), or two or three that all compute prompts for each other (b)."""
+    if random.random() < 0.35:
+        return ["b0", "b1", "b2"][: random.choice((2, 2, 3))]
+    return ["p0", "p1", "d0", "d1"][random.choice((0, 1, 1)) :][: random.choice((3, 4))]
 
 
 def _retentions(random: Random) -> tuple[Retention, ...]:
@@ -155,8 +173,8 @@ def _rules(random: Random, longest: int, granule: int, eos: tuple[int, ...]) -> 
 
 
 def _clients(random: Random, longest: int, addresses: list[str]) -> tuple[Client, ...]:
-    prefills = [address for address in addresses if address.startswith("p")]
-    decodes = [address for address in addresses if address.startswith("d")]
+    prefills = [address for address in addresses if not address.startswith("d")]
+    decodes = [address for address in addresses if not address.startswith("p")]
     clients: list[Client] = []
     before: Text = ()
     now = 0.0
@@ -167,12 +185,14 @@ def _clients(random: Random, longest: int, addresses: list[str]) -> tuple[Client
         before = prompt
         most = random.choice((longest - length, min(longest - length, random.randint(1, 12))))
         goes = random.random() < 0.12
+        worker = random.choice(decodes)
+        others = [address for address in prefills if address != worker]
         clients.append(
             Client(
                 f"c{number}",
                 now,
-                random.choice(decodes),
-                random.choice(prefills) if random.random() < 0.9 else "",
+                worker,
+                random.choice(others) if random.random() < 0.9 else "",
                 prompt,
                 SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=random.random() < 0.1),
                 random.choice((0, 0, 0, 0, -1, 1)),
@@ -192,5 +212,6 @@ def _weather(random: Random, breakdown: float) -> Weather:
         partition=0.004 * heavy,
         crash=0.003 * heavy,
         stop=0.006 * heavy,
+        slow=0.01 * heavy,
         breakdown=breakdown * heavy,
     )

@@ -16,7 +16,7 @@ from halocline.disagg import messages as wire
 from halocline.disagg.actions import Key
 from halocline.disagg.arena_pages import ArenaPages
 from halocline.disagg.landings import Landings
-from halocline.disagg.network import Cargo
+from halocline.disagg.simulated import Cargo
 from halocline.memory.layout import ArenaLayout
 from halocline.schedule.events import PoolPages
 from halocline.sim.oracle import FakeBackend

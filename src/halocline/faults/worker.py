@@ -12,7 +12,8 @@ from typing import Literal
 from halocline.disagg import messages as wire
 from halocline.disagg.actions import Key
 from halocline.disagg.exchange import Exchange, LandingsLike
-from halocline.disagg.network import Network, SimulatedPost
+from halocline.disagg.network import Network
+from halocline.disagg.simulated import SimulatedPost
 from halocline.faults.sketch import LEASE_SECONDS, VOCAB, WorkerSketch
 from halocline.faults.words import ByteBackend, ByteMemory, Watch
 from halocline.memory.arena import Arena
@@ -42,7 +43,12 @@ class Worker:
         hello = wire.Hello(role="both", epoch=epoch, facts=facts)
         self.post: SimulatedPost = network.open(sketch.address, hello, self.memory)
         self.exchange = make.exchange(
-            self.post, self.memory.landings, hello, lease_seconds=LEASE_SECONDS, work_before=self.scheduler.work_before
+            self.post,
+            self.memory.landings,
+            hello,
+            lease_seconds=LEASE_SECONDS,
+            work_before=self.scheduler.work_before,
+            most_part_bytes=sketch.most_part_bytes,
         )
         self.network = network
         self.plan: StepPlan | None = None
@@ -152,6 +158,14 @@ class Makers:
         *,
         lease_seconds: float,
         work_before: Callable[[str], int],
+        most_part_bytes: int,
     ) -> Exchange:
         """Return the exchange of a worker."""
-        return Exchange(post, landings, hello, lease_seconds=lease_seconds, work_before=work_before)
+        return Exchange(
+            post,
+            landings,
+            hello,
+            lease_seconds=lease_seconds,
+            work_before=work_before,
+            most_part_bytes=most_part_bytes,
+        )

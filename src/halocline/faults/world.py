@@ -1,6 +1,7 @@
 """One world of workers as it runs, with every law checked.
 
 no hang      every request ends, with the right tokens or with an error that was told, in bounded simulated time
+patience     no lease ends of slow lines alone, where workers have one role each and nobody pushes in by priority
 no leak      once all is quiet nothing is held but the floor and the cache; audits are clean after every step
 fence        nobody writes into pages that are not his landing's any more
 L11          every output is the oracle's without pages; one that was cut short is a beginning of it
@@ -18,7 +19,7 @@ from functools import partial
 from random import Random
 
 from halocline.disagg.network import Network
-from halocline.faults.sketch import LATENCY_SECONDS, LEASE_SECONDS, VOCAB, Client, Sketch, draw
+from halocline.faults.sketch import LATENCY_SECONDS, LEASE_SECONDS, VOCAB, Client, Sketch, WorkerSketch, draw, slowed
 from halocline.faults.worker import BrokenLawError, Makers, Worker
 from halocline.schedule.events import Abort, Accepted, Arrive, Failed, NewToken, Rejected, Update
 from halocline.sim.oracle import reference
@@ -101,6 +102,7 @@ class World:
             most_faults,
             latency_seconds=LATENCY_SECONDS,
             lease_seconds=LEASE_SECONDS,
+            slow_bytes=max(_largest_part_bytes(each) for each in sketch.workers),
             strike=self._strike,
         )
         self.workers: dict[str, Worker] = {}
@@ -271,6 +273,9 @@ class World:
             self._gather(worker)
             self._check(worker)
             self._record(worker.sketch.address, worker.steps, worker.arena.figures().cached_bytes)
+        lost = self.totals["leases_lost"]
+        if lost and set(self.network.faults) <= {"slow"} and self.sketch.is_calm:
+            raise BrokenLawError(f"patience: {lost} leases were lost, and nobody was more than slow")
 
     def _is_quiet(self) -> bool:
         return all(
@@ -314,6 +319,11 @@ class World:
         return Story(
             self.sketch.seed, faults, len(ends), counts, self.now, self.steps, self.totals, digest, fault, details
         )
+
+
+def _largest_part_bytes(worker: WorkerSketch) -> int:
+    """Return what travels under one number at most: a page cannot be cut."""
+    return max(worker.most_part_bytes, *(pool.page_bytes for pool in worker.layout.pools))
 
 
 @dataclass
@@ -363,11 +373,16 @@ def explore(
     most_faults: int = MOST_FAULTS,
     *,
     breakdown: float = 0.0,
+    is_slow: bool = False,
     makers: Makers | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Story:
-    """Run the world of a seed and return what came of it; a broken law is its `fault` and not raised."""
-    world = World(draw(seed, breakdown), most_faults, makers, note)
+    """Run the world of a seed and return what came of it; a broken law is its `fault` and not raised.
+
+    `is_slow`: with slow lines instead of its own weather, see `sketch.slowed`.
+    """
+    sketch = draw(seed, breakdown)
+    world = World(slowed(sketch) if is_slow else sketch, most_faults, makers, note)
     try:
         world.run()
     except BrokenLawError as broken:

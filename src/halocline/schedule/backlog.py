@@ -12,15 +12,17 @@ from halocline.schedule.request import Request, State
 
 
 def work_before(live: Mapping[str, Request], request_id: str) -> int:
-    """Return the tokens that this request's prompt and all its seniors have yet to compute; 0 for an unknown one.
+    """Return the tokens that this request's prompt and all who go before it have yet to compute; 0 for an unknown one.
 
-    Seniors count to their ends, because they may hold the slot or the memory that it waits for. Whoever waits for
-    another worker's word stands in nobody's way.
+    Who goes before: its seniors, and while it waits itself also juniors that run, because they may hold the slot or the
+    memory that it waits for. They count to their ends. Seniors that wait for another worker's word count before it has
+    come, so that the number does not rise when it does.
     """
     own = live.get(request_id)
     if own is None:
         return 0
-    return sum(_left(request) for request in live.values() if request.key <= own.key and request.is_called)
+    waits = not own.is_running
+    return sum(_left(each) for each in live.values() if each.key <= own.key or (waits and each.is_running))
 
 
 def _left(request: Request) -> int:

@@ -76,6 +76,9 @@ class Offered:
 
     request_id: str
     attempt: int
+    gives_way: bool = False
+    """Whether its landing gives way to prompts that are computed here for others: of two workers that compute for each
+    other, the landings of one do. See `halocline.schedule.courtesy`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +239,8 @@ class LandingReady:
 
 @dataclass(frozen=True, slots=True)
 class RevokeWanted:
-    """Receive: a more senior request is short of memory. Close the landing, tell the other worker, answer with
-    `Lost(..., is_final=False)`. Told once per attempt; if it lands before it is closed, that counts."""
+    """Receive: a more senior request is short of memory, or the landing gives way. Close it, tell the other worker,
+    answer with `Lost(..., is_final=False)`. Told once per attempt; if it lands before it is closed, that counts."""
 
     request_id: str
     attempt: int

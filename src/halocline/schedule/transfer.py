@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
 from halocline.schedule.chunk import StepRoom
+from halocline.schedule.courtesy import Courtesy
 from halocline.schedule.events import (
     Landed,
     Lost,
@@ -38,16 +39,19 @@ class Transfers:
         self._roster = roster
         self._receiving = receiving
         self._sending = sending
+        self._courtesy = Courtesy(roster)
 
     def handle(self, event: TransferEvent) -> None:
         """Take what another worker says."""
         match event:
             case Offered():
                 self._receiving.offered(event)
+                self._courtesy.offered(event)
             case Landed():
                 self._receiving.landed(event)
             case Lost():
                 self._receiving.lost(event)
+                self._courtesy.withdrawn(event.request_id)
             case PeerAccepted():
                 self._sending.accepted(event)
             case PeerRevoked():
@@ -77,13 +81,16 @@ class Transfers:
         self._receiving.distrust()
         self._sending.distrust()
 
-    def revoke(self) -> None:
-        """Ask juniors of a short senior for what they hold."""
+    def revoke(self, *, is_idle: bool) -> None:
+        """Ask juniors of a short senior for what they hold; where there is nothing to compute, who gives way for it."""
         self._receiving.revoke()
+        if is_idle:
+            self._courtesy.give_way()
 
     def prune(self) -> None:
-        """Forget deliveries whose requests have ended and whose pages nobody reads."""
+        """Forget deliveries whose requests have ended and whose pages nobody reads; call those whose turn it is."""
         self._sending.prune()
+        self._courtesy.call()
 
     def reasons(self) -> Iterator[tuple[str, Reason]]:
         """Yield why each request that waits for another worker does not run."""
@@ -91,6 +98,7 @@ class Transfers:
             what = "offered to compute its prompt" if request.route == "receive" else "accepted it"
             tried = f"; attempt {request.attempt} was lost" if request.attempt >= 0 else ""
             yield request.id, Reason("transfer", f"no other worker has {what} yet{tried}")
+        yield from self._courtesy.reasons()
         for request in self._roster.receiving:
             pages = sum(map(len, request.landing.handles)) if request.landing is not None else 0
             yield request.id, Reason("transfer", f"{pages} pages of attempt {request.attempt} are on their way to it")

@@ -105,7 +105,7 @@ def landing(exchange: Exchange, desk: Desk) -> Key:
     assert exchange.after([Accepted("r", 3)], 0.0) == [Accepted("r", 3)]
     desk.news.append(Up("tcp://p#1", PEER))
     desk.news.append(Delivered("tcp://p#1", wire.Offer("r", 1)))
-    assert exchange.before([], 0.0) == [Offered("r", 1)]
+    assert exchange.before([], 0.0) == [Offered("r", 1, gives_way=True)]
     assert exchange.after([Admitted("r", 0), LandingReady("r", 1, 4, POOLS)], 0.0) == [Admitted("r", 0)]
     return Key("tcp://p#1", "r", 1)
 

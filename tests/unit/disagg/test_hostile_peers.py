@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halocline.disagg import connection, stream
+from halocline.disagg import stream, writer
 from halocline.disagg import messages as wire
 from halocline.disagg.arena_pages import ArenaPages, Bytes, checksum
 from halocline.disagg.landings import Landings
 from halocline.disagg.links import LinkPost, listen_for_links
 from halocline.disagg.post import Delivered, Down, News, Up
+from halocline.errors import LinkError
 from halocline.memory.layout import LayerKV, solve_layout
 from halocline.memory.retention import Full
 from halocline.schedule.events import PoolPages
@@ -105,7 +106,7 @@ def test_pages_that_are_recalled_while_they_are_summed_are_refused(
             sender.post.recall("peer-1", "r", 1)
         return checksum(page)
 
-    monkeypatch.setattr(connection, "checksum", recalling)
+    monkeypatch.setattr(writer, "checksum", recalling)
     name, told = fetch(sender, receiver)
     assert told.refused == "the checksum of a page is wrong"
     assert receiver.landings.missing((name, "r", 1)) > 0
@@ -141,5 +142,5 @@ def test_a_frame_that_is_none_or_too_long_is_refused_by_its_head(head: bytes) ->
     with here, there:
         here.settimeout(5)
         there.sendall(head)
-        with pytest.raises(connection.LinkError, match=r"no frame|announces"):
+        with pytest.raises(LinkError, match=r"no frame|announces"):
             stream.receive_frame(here)

@@ -96,13 +96,13 @@ def test_equal_workers_have_no_differences_and_page_lengths_may_differ() -> None
 
 def test_all_differences_are_listed_in_one_error() -> None:
     other = replace(
-        hello("one", layout(heads=4), model="n", dtype="fp32", vocab_size=99, eos_token_ids=(2,)), version=2
+        hello("one", layout(heads=4), model="n", dtype="fp32", vocab_size=99, eos_token_ids=(2,)), version=3
     )
     with pytest.raises(LinkError) as caught:
         wire.check_peer(hello("one"), other, "the worker at x")
     for words in (
         "the worker at x cannot work with this worker",
-        "version 2 of the protocol, this worker version 1",
+        "version 3 of the protocol, this worker version 2",
         "it is this very worker",
         "its model is n, here it is m",
         "its dtype is fp32, here it is bf16",

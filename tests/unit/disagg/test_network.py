@@ -10,8 +10,9 @@ import pytest
 
 from halocline.disagg import messages as wire
 from halocline.disagg.actions import Key
-from halocline.disagg.network import Cargo, Network, SimulatedPost, Weather, digest
+from halocline.disagg.network import Network, Weather
 from halocline.disagg.post import Delivered, Down, Up
+from halocline.disagg.simulated import Cargo, SimulatedPost, digest
 from halocline.schedule.events import PoolPages
 
 FACTS = wire.PeerFacts(model="m", dtype="d", vocab_size=9, granule_tokens=1, pools=())

@@ -74,6 +74,15 @@ def test_an_offer_lets_the_scheduler_reserve_and_its_landing_is_open_before_the_
     assert told(receiver.hear("p#1", wire.Offer("r", 1), 1.0)) == [wire.Accept("r", 1, 3)]  # the accept was lost
 
 
+def test_there_may_be_as_many_chunks_as_pages_of_all_pools() -> None:
+    receiver = landing()
+    for chunk in range(8):
+        two_pools = wire.Pages("r", 1, chunk, 0, (wire.PageRun(0, 1), wire.PageRun(0, 0)))
+        assert told(receiver.hear("p#1", two_pools, 1.0)) == [wire.Taken("r", 1, chunk)]
+    beyond = wire.Pages("r", 1, 8, 0, (wire.PageRun(0, 1), wire.PageRun(0, 0)))
+    assert lost_in(receiver.hear("p#1", beyond, 1.0)).message.endswith("a prompt that has 8 pages at most")
+
+
 def test_the_accepted_boundary_is_a_granule_of_the_peer() -> None:
     receiver = make(peer=Peer("p#1", 4))
     receiver.hear("p#1", wire.Offer("r", 1), 0.0)
@@ -115,7 +124,7 @@ def test_chunks_beyond_the_last_one_do_not_count() -> None:
     receiver = landing()
     receiver.hear("p#1", pages(3), 1.0)
     assert receiver.hear("p#1", wire.Done("r", 1, 1, 42), 1.0) == []
-    assert lost_in(receiver.hear("p#1", pages(4), 1.0)).message.endswith("chunk 4 of a prompt of 4 tokens")
+    assert lost_in(receiver.hear("p#1", pages(4), 1.0)).message.endswith("chunk 4 of a prompt that has 4 pages at most")
 
 
 def test_refused_pages_end_the_attempt_unless_the_chunk_is_there() -> None:
@@ -135,9 +144,10 @@ def test_the_lease_is_renewed_by_falling_work_and_new_chunks_only() -> None:
     receiver.hear("p#1", pages(0), 11.9)  # until 19.9
     receiver.hear("p#1", pages(0), 19.0)
     receiver.hear("p#1", wire.Offer("r", 1), 19.0)
-    receiver.hear("p#1", wire.Done("r", 1, 2, 42), 19.0)
-    assert not any(isinstance(action, Tell) for action in receiver.tick(19.8))
-    actions = receiver.tick(19.9)
+    receiver.hear("p#1", wire.Done("r", 1, 2, 42), 19.5)  # until 27.5
+    receiver.hear("p#1", wire.Done("r", 1, 2, 42), 27.0)
+    assert not any(isinstance(action, Tell) for action in receiver.tick(27.4))
+    actions = receiver.tick(27.5)
     assert actions[0] == CloseLanding(KEY)
     assert not lost_in(actions).is_final
     assert receiver.leases_lost == 1

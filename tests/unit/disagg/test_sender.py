@@ -29,8 +29,11 @@ ASK = wire.Ask("r", 1, (5, 6, 7), SamplingParams(), 3, -1, "salt")
 ID = "@peer/r/1"
 
 
-def make(left: int = 40) -> Sender:
-    return Sender(LEASE, lambda local_id: left)
+PAGE_BYTES = (10, 6)
+
+
+def make(left: int = 40, most_part_bytes: int = 100) -> Sender:
+    return Sender(LEASE, lambda local_id: left, PAGE_BYTES, most_part_bytes)
 
 
 def offered(sender: Sender, now: float = 0.0) -> Sender:
@@ -39,10 +42,22 @@ def offered(sender: Sender, now: float = 0.0) -> Sender:
     return sender
 
 
-def accepted(now: float = 0.0) -> Sender:
-    sender = offered(make(), now)
+def accepted(now: float = 0.0, most_part_bytes: int = 100) -> Sender:
+    sender = offered(make(most_part_bytes=most_part_bytes), now)
     sender.hear("peer", wire.Accept("r", 1, 2), now)
     return sender
+
+
+def also_accepted(sender: Sender, peer: str, request: str) -> Sender:
+    """Bring one more request of a peer as far as `accepted` does."""
+    sender.hear(peer, wire.Ask(request, 1, (5, 6, 7), SamplingParams(), 3), 0.0)
+    sender.note(Accepted(f"@{peer}/{request}/1", 1), 0.0)
+    sender.hear(peer, wire.Accept(request, 1, 2), 0.0)
+    return sender
+
+
+def is_over(actions: list[Action], local_id: str = ID) -> bool:
+    return Tell(PeerReleased(local_id, 1)) in actions
 
 
 def ready(chunk: int, left: int = 0) -> PagesReady:
@@ -78,8 +93,8 @@ def test_a_request_that_can_never_run_is_declined_and_forgotten() -> None:
 def test_an_accept_admits_once_and_asks_for_progress_after_that() -> None:
     sender = offered(make(left=40))
     first = sender.hear("peer", wire.Accept("r", 1, 2), 0.0)
-    assert told(first) == [Tell(PeerAccepted(ID, 1, 2)), wire.Progress("r", 1, 40)]
-    assert told(sender.hear("peer", wire.Accept("r", 1, 2), 0.0)) == [wire.Progress("r", 1, 40)]
+    assert told(first) == [Tell(PeerAccepted(ID, 1, 2)), wire.Progress("r", 1, 80)]
+    assert told(sender.hear("peer", wire.Accept("r", 1, 2), 0.0)) == [wire.Progress("r", 1, 80)]
 
 
 def test_pages_are_sent_with_their_runs_and_taken_once() -> None:
@@ -88,7 +103,7 @@ def test_pages_are_sent_with_their_runs_and_taken_once() -> None:
     (sent,) = sender.note(update, 1.0)
     assert isinstance(sent, Send)
     assert sent.message == wire.Pages("r", 1, 0, 1, (wire.PageRun(2, 2), wire.PageRun(0, 0)))
-    assert sent.runs is update.pools
+    assert [run.pages.tolist() for run in sent.runs] == [[7, 9], []]
     assert sender.hear("peer", wire.Taken("r", 1, 0), 1.0) == [Tell(PeerTook(ID, 1, 0))]
     assert sender.hear("peer", wire.Taken("r", 1, 0), 1.0) == []
     assert sender.hear("peer", wire.Taken("r", 1, 5), 1.0) == []
@@ -215,3 +230,96 @@ def test_a_lost_connection_ends_its_own_sessions_only() -> None:
 def test_an_offer_is_repeated_for_ever_because_it_holds_nothing() -> None:
     sender = offered(make())
     assert [told(sender.tick(float(second))) for second in (1, 100)] == [[wire.Offer("r", 1)]] * 2
+
+
+# ---- chunks that are cut
+
+
+def large(chunk: int, local_id: str = ID) -> PagesReady:
+    """One chunk of three pages of the first pool and three of the second: 48 bytes."""
+    pools = (PoolPages(2, np.array([7, 9, 1], np.int32)), PoolPages(0, np.array([4, 5, 6], np.int32)))
+    return PagesReady(local_id, 1, chunk, 3, 0, pools)
+
+
+def test_a_large_chunk_travels_in_parts_each_with_a_number_and_done_counts_them() -> None:
+    sender = accepted(most_part_bytes=20)
+    sent = told(sender.note(large(0), 0.0))
+    runs = [[(run.first_page, run.pages) for run in each.runs] for each in sent]  # type: ignore[attr-defined]
+    assert runs == [[(2, 2), (0, 0)], [(4, 1), (0, 1)], [(5, 0), (1, 2)]]
+    assert [each.chunk for each in sent] == [0, 1, 2]  # type: ignore[attr-defined]
+    assert [each.chunk for each in told(sender.note(large(1), 0.0))] == [3, 4, 5]  # type: ignore[attr-defined]
+    assert told(sender.note(Computed(ID, 1, 2, 42), 0.0)) == [wire.Done("r", 1, 6, 42, None)]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (2, 2, 1, 1, 0)], ids=["in turn", "reordered", "doubled"])
+def test_a_chunk_stays_pinned_until_all_its_parts_are_taken(order: tuple[int, ...]) -> None:
+    sender = accepted(most_part_bytes=20)
+    sender.note(large(0), 0.0)
+    sender.note(large(1), 0.0)
+    heard = [sender.hear("peer", wire.Taken("r", 1, chunk), 0.0) for chunk in order]
+    assert heard == [[]] * (len(order) - 1) + [[Tell(PeerTook(ID, 1, 0))]]
+    assert sender.hear("peer", wire.Taken("r", 1, 1), 0.0) == []
+
+
+def test_a_chunk_that_takes_longer_than_the_lease_is_kept_while_its_parts_are_taken() -> None:
+    sender = accepted(most_part_bytes=20)
+    sender.note(large(0), 0.0)
+    for chunk in range(3):
+        assert not is_over(sender.tick(7.0 * chunk + 7.9))
+        sender.hear("peer", wire.Taken("r", 1, chunk), 7.0 * (chunk + 1))
+    assert not is_over(sender.tick(1000.0))
+    whole = accepted()
+    whole.note(large(0), 0.0)
+    assert is_over(whole.tick(8.0))
+
+
+def test_a_chunk_without_pages_is_not_sent_and_its_pin_ends() -> None:
+    sender = accepted()
+    empty = (PoolPages(2, np.array([], np.int32)), PoolPages(0, np.array([], np.int32)))
+    assert sender.note(PagesReady(ID, 1, 0, 2, 1, empty), 0.0) == [Tell(PeerTook(ID, 1, 0))]
+    assert not is_over(sender.tick(1000.0))
+    (sent,) = told(sender.note(ready(1), 0.0))
+    assert sent == wire.Pages("r", 1, 0, 0, (wire.PageRun(2, 2), wire.PageRun(0, 0)))
+
+
+def test_a_new_attempt_numbers_its_chunks_from_nought() -> None:
+    sender = accepted(most_part_bytes=20)
+    sender.note(large(0), 0.0)
+    sender.hear("peer", wire.Revoke("r", 1), 0.0)
+    sender.hear("peer", wire.Accept("r", 2, 2), 0.0)
+    update = PagesReady(ID, 2, 0, 3, 0, large(0).pools)
+    assert [each.chunk for each in told(sender.note(update, 0.0))] == [0, 1, 2]  # type: ignore[attr-defined]
+
+
+def test_what_was_sent_before_renews_who_waits_behind_it_and_what_came_later_does_not() -> None:
+    sender = also_accepted(accepted(), "peer", "q")
+    sender.note(ready(0, left=2), 0.0)
+    sender.note(ready(1, left=1), 0.0)
+    sender.note(large(0, "@peer/q/1"), 0.0)
+    sender.note(ready(2), 0.0)
+    sender.hear("peer", wire.Taken("r", 1, 0), 7.0)  # both until 15
+    sender.hear("peer", wire.Taken("r", 1, 1), 14.0)  # both until 22
+    sender.hear("peer", wire.Taken("r", 1, 2), 21.0)  # came after q's: r until it is done, q still until 22
+    assert not is_over(sender.tick(21.9), "@peer/q/1")
+    assert is_over(sender.tick(22.0), "@peer/q/1")
+
+
+def test_what_other_peers_take_renews_nobody() -> None:
+    sender = also_accepted(accepted(), "other", "q")
+    sender.note(ready(0), 0.0)
+    sender.note(large(0, "@other/q/1"), 0.0)
+    sender.hear("peer", wire.Taken("r", 1, 0), 7.0)
+    assert is_over(sender.tick(8.0), "@other/q/1")
+
+
+def test_progress_counts_the_chunks_of_others_that_go_before() -> None:
+    sender = also_accepted(accepted(most_part_bytes=20), "peer", "q")
+    sender.note(large(0), 0.0)
+    assert wire.Progress("q", 1, 80 + 3) in told(sender.tick(1.0))
+    sender.note(large(0, "@peer/q/1"), 1.0)
+    sender.note(large(1), 1.0)
+    sender.note(Computed("@peer/q/1", 1, 1, 42), 1.0)
+    sender.hear("peer", wire.Taken("r", 1, 0), 1.5)
+    said = told(sender.tick(2.0))
+    assert said[-2:] == [wire.Progress("q", 1, 2), wire.Done("q", 1, 3, 42, None)]
+    assert wire.Progress("r", 1, 80) in said
