@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from halocline.memory.demand import Demand, resident, zero
-from halocline.memory.grant import Refusal
+from halocline.memory.grant import Grant, Order, Refusal
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.retention import Full, Sliding, State
 from halocline.schedule.events import Arrive, Landed, LandingReady, Lost, Offered, RevokeWanted
@@ -163,6 +163,35 @@ def pools_stride(layout: ArenaLayout) -> int:
     return layout.pools[0].stride_bytes
 
 
+G2_POOLS: tuple[PoolSpec, ...] = ((Full(), 256, 1), (Sliding(1024), 256, 1))
+G2_PAGES = 445 * 1024 // 256
+"""445K tokens of the window pool, 1,780 pages, all of them evictable."""
+G2_FREE = {"shared": (4, None, 6), "split": (6, (5, G2_PAGES + 1), 4)}
+"""Slabs beside them, shares, and what must die: a prompt of 1,025 tokens takes 5 full and 5 window pages. In the shared
+arena 4 of the 10 are free; of the split one 5 full pages and the one that is the floor's."""
+
+
+@pytest.mark.parametrize("kind", G2_FREE)
+@pytest.mark.parametrize("spoil", [right, keeps_cached_pages])
+def test_g2_a_cache_of_445k_tokens_is_not_full(kind: str, spoil: Spoil) -> None:
+    """Where the pools are split it is the window pool that is short, and pays for itself."""
+    free, caps, died = G2_FREE[kind]
+    made = Side(tiny_layout(G2_POOLS, G2_PAGES + free), rules(max_model_len=8192, step_tokens=512), caps)
+    given = Demand((0, G2_PAGES))
+    others = made.arena.reserve("others", given)
+    assert isinstance(others, Grant)
+    made.arena.cache(others, 1, made.arena.commit([Order(others, given)]).handles[0][1])
+    made.arena.release(others)
+    spoil(made)
+    receive(made, "a", prompt(1025), 1)
+    made.plan()
+    assert bool(heard(made, LandingReady)) is (spoil is right), made.scheduler.reasons()
+    if spoil is right:
+        assert G2_PAGES - made.arena.budget.cached[1] == died, "the shortfall, and no page more"
+    else:
+        assert made.scheduler.reasons()["a"].code == "memory"
+
+
 # --- G3: out of memory after the transfer has succeeded
 
 
@@ -178,11 +207,16 @@ def waits_for_its_transfer_again(made: World) -> None:
     roster.retract = requeue  # type: ignore[method-assign]
 
 
+@pytest.mark.parametrize("is_split", [False, True], ids=["shared", "split"])
 @pytest.mark.parametrize("spoil", [right, waits_for_its_transfer_again])
-def test_g3_what_has_landed_and_is_retracted_is_runnable(spoil: Spoil) -> None:
+def test_g3_what_has_landed_and_is_retracted_is_runnable(spoil: Spoil, is_split: bool) -> None:
+    """Three requests of 16 + 32 tokens, 12 full pages each at their end; the split arena has 18 for all of them."""
     pools: tuple[PoolSpec, ...] = ((Full(), 4, 3), (Sliding(6), 4, 1))
     changes: dict = {"decode_reserve_tokens": 0, "max_model_len": 64}
-    pair = Pair((tiny_layout(pools, fewest_slabs(pools, 16, 32, **changes) + 2), rules(**changes)))
+    slabs, caps = fewest_slabs(pools, 16, 32, **changes) + 2, None
+    if is_split:
+        slabs, caps = 6 + 10, (6, 10)
+    pair = Pair((tiny_layout(pools, slabs), rules(**changes)), caps=caps)
     spoil(pair.decode)
     for number in range(3):
         pair.submit(f"r{number}", 16, 32)

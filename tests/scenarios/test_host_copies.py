@@ -6,9 +6,11 @@ import pytest
 
 from halocline.memory.host import HostCopies, HostCosts
 from halocline.memory.retention import Full, Sliding, State
+from halocline.schedule.events import Arrive, Landed, Offered
 from halocline.schedule.request import Request
 from halocline.step import StepPlan
-from testing.schedule import World, rules, tiny_layout
+from testing.schedule import World, greedy, prompt, rules, tiny_layout
+from testing.transfers import Side
 
 ALWAYS = HostCosts(1e12, 1.0)
 WINDOW, PAGE = 9, 4
@@ -119,6 +121,36 @@ def test_e5_the_abort_of_a_retracted_request_frees_its_copy(when: str) -> None:
     assert world.host.figures().used_bytes == 0
     assert world.scheduler.figures().host.dropped == 1
     world.run().assert_true_tokens()
+    assert world.is_empty
+
+
+@pytest.mark.parametrize("when", ["before its copy", "while it waits", "while it comes back"])
+def test_e5_the_abort_of_a_retracted_request_whose_prompt_came_from_elsewhere_frees_its_copy(when: str) -> None:
+    """Its landing, its copy and its return are three owners one after the other; none of them frees twice."""
+    changes: dict = {"host_costs": ALWAYS, "max_model_len": 200, "decode_reserve_tokens": 0}
+    world = Side(tiny_layout(POOLS, 19), rules(**changes), host_slabs=30)
+    for number, (name, length) in enumerate((("senior", 30), ("junior", 41))):
+        event = Arrive(name, prompt(length, number), greedy(50), 0, route="receive")
+        world.arrivals[name] = event
+        world.tell(event)
+        world.tell(Offered(name, 0))
+    assert world.plan() is None, "nothing is to be computed before the prompts are there"
+    for name in ("senior", "junior"):
+        world.tell(Landed(name, 0, 1))
+    world.check = False  # the words of these prompts never came
+    plan = retract(world)
+    if when == "before its copy":
+        world.abort("junior")
+        world.apply(world.backend.run(plan))
+    else:
+        world.apply(world.backend.run(plan))
+        plan = bring_back(world) if when == "while it comes back" else None
+        world.abort("junior")
+        if plan is not None:
+            world.apply(world.backend.run(plan))
+    assert world.host.figures().used_bytes == 0
+    assert world.arena.audit() == world.scheduler.audit() == []
+    world.run_until(lambda: "senior" in world.ends, 200)
     assert world.is_empty
 
 
