@@ -124,6 +124,14 @@ def test_e5_the_abort_of_a_retracted_request_frees_its_copy(when: str) -> None:
     assert world.is_empty
 
 
+def test_e5_bites_an_abort_that_forgets_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = pressed()
+    world.apply(world.backend.run(retract(world)))
+    monkeypatch.setattr(world.host.arena, "release", lambda grant: None)
+    with pytest.raises(AssertionError, match=r"still holds \(18, 3, 1\) pages of a copy of junior"):
+        world.abort("junior")
+
+
 @pytest.mark.parametrize("when", ["before its copy", "while it waits", "while it comes back"])
 def test_e5_the_abort_of_a_retracted_request_whose_prompt_came_from_elsewhere_frees_its_copy(when: str) -> None:
     """Its landing, its copy and its return are three owners one after the other; none of them frees twice."""
