@@ -20,6 +20,8 @@ from halocline.errors import LinkError
 from halocline.memory.layout import MAX_PAGE_TOKENS, STRIDE_UNIT_BYTES
 
 Bytes = NDArray[np.uint8]
+HOT_BYTES = 256 << 10
+"""So much is copied and then summed while the cache has it: with source and copy, half of a second-level cache."""
 
 
 class Band(NamedTuple):
@@ -75,6 +77,7 @@ class ArenaPages:
             arena[: len(arena) // pool.stride_bytes * pool.stride_bytes].reshape(-1, pool.stride_bytes)
             for pool in pools
         )
+        self._rows = tuple(rows[:, : pool.page_bytes] for rows, pool in zip(self._pools, pools, strict=True))
 
     @classmethod
     def mapped(cls, descriptor: int, pools: tuple[PoolFacts, ...]) -> ArenaPages:
@@ -92,12 +95,45 @@ class ArenaPages:
 
     def page(self, pool: int, number: int) -> Bytes:
         """Return a view of the used bytes of one page, shape (page_bytes,)."""
-        return self._pools[pool][number, : self.pools[pool].page_bytes]
+        page: Bytes = self._rows[pool][number]
+        return page
+
+    def spans(self, pool: int, numbers: Sequence[int], most_bytes: int) -> Iterator[tuple[int, int]]:
+        """Yield (begin, end) of places in `numbers` whose pages lie in one row without padding, up to `most_bytes`.
+
+        A page that is larger is a row of its own.
+        """
+        facts = self.pools[pool]
+        most = max(1, most_bytes // max(1, facts.page_bytes)) if facts.page_bytes == facts.stride_bytes else 1
+        begin = 0
+        for end in range(1, len(numbers) + 1):
+            if end == len(numbers) or end - begin == most or numbers[end] != numbers[end - 1] + 1:
+                yield begin, end
+                begin = end
+
+    def span(self, pool: int, number: int, count: int) -> Bytes:
+        """Return a view of `count` pages from `number` on, between which there is no padding; of one in any case."""
+        if count == 1:
+            return self.page(pool, number)
+        return self._pools[pool][number : number + count].reshape(-1)
 
 
 def checksum(page: Bytes) -> int:
     """Return the xxh3 of a page, 64 bits."""
-    return xxhash.xxh3_64_intdigest(memoryview(page.data))
+    return xxhash.xxh3_64_intdigest(page.data)
+
+
+def copy_and_sum(source: Bytes, target: Bytes) -> int:
+    """Copy a page; return the checksum of the copy."""
+    if len(source) <= HOT_BYTES:
+        target[:] = source
+        return checksum(target)
+    state = xxhash.xxh3_64()
+    for begin in range(0, len(source), HOT_BYTES):
+        piece = target[begin : begin + HOT_BYTES]
+        piece[:] = source[begin : begin + HOT_BYTES]
+        state.update(piece.data)
+    return state.intdigest()
 
 
 def copy_positions(

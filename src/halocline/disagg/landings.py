@@ -23,6 +23,9 @@ from halocline.memory.retention import State
 from halocline.schedule.events import PoolPages
 from halocline.units import floor_to
 
+ABSENT = -2
+"""In place of the number of a page: none belongs there. Adjacent to no page, nor to itself."""
+
 
 class PoolLanding:
     """One pool of a landing: its pages, and which positions are there."""
@@ -101,13 +104,26 @@ class Landings:
             return None
         return self._own.page(pool, int(here.pages.pages[place]))
 
-    def confirm(self, landing: Landing, pool: int, index: int) -> None:
-        """Note that a page which was written where `target` said is right."""
+    def numbers(self, landing: Landing, pool: int, index: int, count: int) -> list[int]:
+        """Return the own pages for `count` indices of the request from `index` on; `ABSENT` where none belongs.
+
+        They hold as long as the landing is open.
+        """
+        here = landing.pools[pool].pages
+        first = index - here.first_page
+        kept: list[int] = here.pages[max(0, first) : max(0, first + count)].tolist()
+        before = min(count, max(0, -first))
+        return [ABSENT] * before + kept + [ABSENT] * (count - before - len(kept))
+
+    def confirm(self, landing: Landing, pool: int, index: int, count: int) -> bool:
+        """Note that pages which were written where `numbers` said are right, unless the landing was closed."""
         here = landing.pools[pool]
         tokens = here.facts.page_tokens if here.is_positional else 1
         at = (index - here.pages.first_page) * tokens
         with landing.lock:
-            here.has[at : at + tokens] = True
+            if landing.is_open:
+                here.has[max(0, at) : max(0, at + count * tokens)] = True
+            return landing.is_open
 
     def write(self, landing: Landing, pool: int, theirs: PoolFacts, index: int, page: Bytes) -> None:
         """Write a peer's page, which has been checked, into own pages of any length, as far as it belongs there."""

@@ -7,24 +7,30 @@ import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from itertools import count
 from pathlib import Path
 
 from halocline.disagg.arena_pages import ArenaPages
-from halocline.disagg.connection import Connection, Counts, Home
+from halocline.disagg.connection import Connection
+from halocline.disagg.helper import Helper
+from halocline.disagg.home import Counts, Home
+from halocline.disagg.inbox import Inbox
 from halocline.disagg.landings import Landings
 from halocline.disagg.messages import Hello, Message
 from halocline.disagg.post import Down, News
+from halocline.disagg.staging import Staging
 from halocline.errors import ConfigError
 from halocline.schedule.events import PoolPages
 
 BACKLOG = 64
 MOST_STRANGERS = 32
 """Connections that have not proved the secret yet; beyond, the oldest is left for the newest."""
+MOST_ACCEPTED = 256
+"""Connections that were accepted and stand, strangers included; beyond, no more is."""
 PAUSE_SECONDS = 0.1
+STAGING_BYTES = 64 << 20
 SOCKET_NAME = "link.sock"
 FIGURES = ("sent_bytes", "received_bytes", "sent_page_bytes", "received_page_bytes")
 
@@ -40,6 +46,7 @@ class LinkPost:
         landings: Landings,
         descriptor: int | None = None,
         listener: socket.socket | None = None,
+        staging_bytes: int = STAGING_BYTES,
     ) -> None:
         """`listener`: where other workers dial; None: this one dials only.
 
@@ -50,10 +57,11 @@ class LinkPost:
         self._lock = threading.Lock()
         self._connections: dict[str, Connection] = {}
         self._ended = Counts()
-        self._news: deque[News] = deque()
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._inbox = Inbox()
+        self._staging = Staging(staging_bytes)
+        self._helper = Helper()
         self._is_closed = False
-        self._home = Home(hello, secret, pages, landings, descriptor, self._tell)
+        self._home = Home(hello, secret, pages, landings, descriptor, self._staging, self._helper, self._inbox)
         self._accepting: threading.Thread | None = None
         if listener is not None:
             self._accepting = threading.Thread(target=self._accept_all, name="halocline-links", daemon=True)
@@ -71,11 +79,7 @@ class LinkPost:
 
     def poll(self) -> list[News]:
         """Return what has happened since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._event)
-        news: list[News] = []
-        while self._news:
-            news.append(self._news.popleft())
+        news = self._inbox.take()
         for each in news:
             if isinstance(each, Down):
                 self._forget(each.peer)
@@ -83,7 +87,7 @@ class LinkPost:
 
     def fileno(self) -> int:
         """Return the eventfd that is readable when `poll` has something."""
-        return self._event
+        return self._inbox.fileno()
 
     def dial(self, address: str) -> str:
         """Begin to connect; return the name of the connection."""
@@ -108,10 +112,11 @@ class LinkPost:
             connection.hang_up(why)
 
     def figures(self) -> Mapping[str, int]:
-        """Return bytes since the start."""
+        """Return bytes since the start, and what is staged now."""
         with self._lock:
             every = [self._ended, *(each.counts for each in self._connections.values())]
-        return dict(zip(FIGURES, map(sum, zip(*map(astuple, every), strict=True)), strict=True))
+        counts = dict(zip(FIGURES, map(sum, zip(*map(astuple, every), strict=True)), strict=True))
+        return counts | {"staged_bytes": self._staging.staged_bytes, "staging_bytes": self._staging.quota_bytes}
 
     def close(self) -> None:
         """Close everything; a second call does nothing."""
@@ -133,11 +138,12 @@ class LinkPost:
         if self._accepting is not None and self._listener is not None:
             self._accepting.join()
             self._listener.close()
-        os.close(self._event)
+        self._helper.close()
+        self._inbox.close()
 
     def _accept_all(self) -> None:
         assert self._listener is not None, "there is somebody to accept from"
-        strangers: deque[Connection] = deque()
+        accepted: list[Connection] = []
         while not self._is_closed:
             try:
                 sock, _ = self._listener.accept()
@@ -146,10 +152,24 @@ class LinkPost:
                 if not self._is_closed:
                     time.sleep(PAUSE_SECONDS)
                 continue
-            strangers = deque(each for each in strangers if not (each.is_greeted or each.is_over))
-            if len(strangers) >= MOST_STRANGERS:
-                strangers.popleft().hang_up("too many connections whose peers have not said who they are")
-            strangers.append(self._add("", sock))
+            for each in accepted:
+                if each.is_over and not each.is_greeted:
+                    self._forget(each.name)  # nobody was told of it
+            accepted = [each for each in accepted if not each.is_over]
+            if self._make_room(accepted):
+                accepted.append(self._add("", sock))
+            else:
+                sock.close()
+
+    @staticmethod
+    def _make_room(accepted: list[Connection]) -> bool:
+        """Leave the oldest stranger where there are too many; return whether one more connection may stand."""
+        strangers = [each for each in accepted if not each.is_greeted]
+        is_full = len(accepted) >= MOST_ACCEPTED
+        if strangers and (is_full or len(strangers) >= MOST_STRANGERS):
+            strangers[0].hang_up("too many connections whose peers have not said who they are")
+            return True
+        return not is_full
 
     def _add(self, address: str, sock: socket.socket | None) -> Connection:
         name = f"peer-{next(self._numbers)}"
@@ -164,11 +184,6 @@ class LinkPost:
             if connection is not None:
                 pairs = zip(astuple(self._ended), astuple(connection.counts), strict=True)
                 self._ended = Counts(*map(sum, pairs))
-
-    def _tell(self, news: News) -> None:
-        self._news.append(news)
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._event, 1)
 
 
 def listen_for_links(kind: str, host: str, port: int, folder: Path) -> socket.socket:

@@ -3,8 +3,10 @@
     preface     "HALOLINK" version nonce(32)             both ways
     proof       HMAC-SHA256(secret, side, both nonces)   both ways; before it is right, nothing of the peer is read
     frame       "HL" kind(1) length(4) body(length)
-    pages       a frame; over TCP each page follows with its xxh3 behind it, on one host the frame says where they
-                lie, and only the xxh3 of each follows
+    pages       a frame; then the pages, group by group: over TCP their bytes, then the xxh3 of each; where they are
+                described (on one host) the frame says where they lie, and only the xxh3 of each follows
+    group       pages of one run that follow each other: as many as fit `GROUP_BYTES` where the other side takes them
+                over as they are, one where it has to cut them anew. Both sides know it from both hellos
 
 Every length is compared with its limit before anything is allocated for it.
 """
@@ -17,12 +19,13 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from halocline.disagg.messages import MAX_MESSAGE_BYTES, MAX_POOLS, PROTOCOL_VERSION
+from halocline.disagg.messages import MAX_MESSAGE_BYTES, MAX_POOLS, PROTOCOL_VERSION, PoolFacts, has_equal_pages
 from halocline.errors import LinkError
 
 PREFACE = b"HALOLINK" + bytes([PROTOCOL_VERSION])
@@ -33,6 +36,12 @@ MAGIC = b"HL"
 MESSAGE, PAGES = 1, 2
 SUM_BYTES = 8
 MAX_FRAME_BYTES = 2 * MAX_MESSAGE_BYTES
+PIECE_BYTES = 1 << 20
+"""Of what a peer announces, not more than this is allocated ahead of what has come."""
+GROUP_BYTES = 1 << 20
+DESCRIBED_GROUP_BYTES = 8 << 20
+"""Where nothing but checksums follows, each message costs as much as a good part of a page."""
+MOST_GROUP_PAGES = 256
 Side = Literal["dialer", "listener"]
 
 
@@ -55,6 +64,34 @@ class PagesBody(msgspec.Struct, frozen=True, array_like=True):
     """A packed `messages.Pages`."""
     numbers: Annotated[tuple[bytes, ...], Meta(max_length=MAX_POOLS)] = ()
     """On one host: page numbers in the sender's arena, int32, of each pool."""
+
+
+class Group(NamedTuple):
+    """Pages that travel together."""
+
+    pool: int
+    first: int
+    """Place of the first of them in its run."""
+    pages: int
+
+
+def groups(counts: Sequence[int], sizes: Sequence[int]) -> Iterator[Group]:
+    """Yield the groups of a chunk: `counts` pages of each pool, `sizes` pages of it at once."""
+    for pool, (count, size) in enumerate(zip(counts, sizes, strict=True)):
+        for first in range(0, count, size):
+            yield Group(pool, first, min(size, count - first))
+
+
+def equal_pools(here: Sequence[PoolFacts], there: Sequence[PoolFacts]) -> tuple[bool, ...]:
+    """Return whether pages of each pool are taken over byte by byte."""
+    return tuple(has_equal_pages(own, other) for own, other in zip(here, there, strict=True))
+
+
+def group_sizes(pools: Sequence[PoolFacts], are_equal: Sequence[bool], *, are_described: bool) -> tuple[int, ...]:
+    """Return how many pages of each pool make a group; the same whichever side asks, and for both directions."""
+    most_bytes = DESCRIBED_GROUP_BYTES if are_described else GROUP_BYTES
+    sizes = [min(MOST_GROUP_PAGES, max(1, most_bytes // max(1, pool.page_bytes))) for pool in pools]
+    return tuple(size if same else 1 for size, same in zip(sizes, are_equal, strict=True))
 
 
 encode_pages = msgspec.msgpack.Encoder().encode
@@ -113,6 +150,11 @@ def receive(sock: socket.socket, size: int, until: float | None = None) -> bytea
 
     With `until` the time is one for all bytes: who says one after another in time does not stay for ever.
     """
+    if size > PIECE_BYTES:
+        data = bytearray()
+        while len(data) < size:
+            data += receive(sock, min(PIECE_BYTES, size - len(data)), until)
+        return data
     data = bytearray(size)
     view = memoryview(data)
     while view:

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halocline.disagg import stream, writer
 from halocline.disagg import messages as wire
+from halocline.disagg import stream, writer
 from halocline.disagg.arena_pages import ArenaPages, Bytes, checksum
 from halocline.disagg.landings import Landings
 from halocline.disagg.links import LinkPost, listen_for_links

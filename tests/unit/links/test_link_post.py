@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halocline.disagg import connection
 from halocline.disagg import messages as wire
+from halocline.disagg import writer
 from halocline.disagg.arena_pages import Bytes
 from halocline.disagg.post import Delivered, Down
 from halocline.memory.retention import Full, Sliding
@@ -61,8 +61,8 @@ def test_pages_for_a_closed_landing_are_drained_and_the_next_message_arrives(kin
         receiver.landings.open(key(peer), 0, 12, TARGETS)
         receiver.landings.close(key(peer))
         send_chunk(sender, to_receiver, RUNS)
-        sender.post.send(to_receiver, wire.Offer("r", 2))
         assert landed(receiver).refused
+        sender.post.send(to_receiver, wire.Offer("r", 2))
         assert landed(receiver).message == wire.Offer("r", 2)
         assert np.array_equal(receiver.arena, before)
 
@@ -72,7 +72,7 @@ def test_a_recall_while_checksums_are_taken_lets_no_later_bytes_pass_as_right(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pages' next owner writes as soon as `recall` has returned; what it wrote must not arrive as verified."""
-    reached, go_on, real = threading.Event(), threading.Event(), connection.checksum
+    reached, go_on, real = threading.Event(), threading.Event(), writer.checksum
 
     def held(page: np.ndarray) -> int:
         if threading.current_thread().name.endswith("-out") and not reached.is_set():
@@ -83,7 +83,7 @@ def test_a_recall_while_checksums_are_taken_lets_no_later_bytes_pass_as_right(
     with joined(LAYOUT, LAYOUT, kind, tmp_path) as (sender, to_receiver, receiver, peer):
         right = sender.arena.copy()
         receiver.landings.open(key(peer), 0, 12, TARGETS)
-        monkeypatch.setattr(connection, "checksum", held)
+        monkeypatch.setattr(writer, "checksum", held)
         send_chunk(sender, to_receiver, RUNS)
         assert reached.wait(20)
         recalled = threading.Thread(target=sender.post.recall, args=(to_receiver, "r", 1))

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from halocline.disagg import connection, stream
+from halocline.disagg import connection, inbox, stream
 from halocline.disagg import messages as wire
 from halocline.disagg.post import Delivered, Down, Up
 from halocline.memory.retention import Full
@@ -212,7 +212,7 @@ def test_a_frame_head_is_read_as_the_layout_of_it_says() -> None:
 
 def test_a_peer_whose_pages_come_slowly_is_known_to_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it says meanwhile stands behind its pages, and a worker of which nothing is heard is left."""
-    monkeypatch.setattr(connection, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(inbox, "BEAT_SECONDS", 0.1)
     message = wire.encode(wire.Pages("r", 1, 0, 0, (wire.PageRun(0, 4),)))
     with listening() as (end, place), joined_by_hand(place, hello(LAYOUT, "peer")) as sock:
         wait_for(end, Up)
