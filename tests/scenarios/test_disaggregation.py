@@ -10,7 +10,7 @@ from halocline.memory.demand import Demand, resident, zero
 from halocline.memory.grant import Grant, Order, Refusal
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.retention import Full, Sliding, State
-from halocline.schedule.events import Arrive, Landed, LandingReady, Lost, Offered, RevokeWanted
+from halocline.schedule.events import Arrive, Landed, LandingReady, Lost, Offered, Rejected, RevokeWanted
 from halocline.schedule.holding import Holding
 from halocline.schedule.request import Request
 from halocline.schedule.request import State as Stage
@@ -207,26 +207,37 @@ def waits_for_its_transfer_again(made: World) -> None:
     roster.retract = requeue  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("is_split", [False, True], ids=["shared", "split"])
-@pytest.mark.parametrize("spoil", [right, waits_for_its_transfer_again])
-def test_g3_what_has_landed_and_is_retracted_is_runnable(spoil: Spoil, is_split: bool) -> None:
+SPLIT_OR_SHARED = pytest.mark.parametrize("is_split", [False, True], ids=["shared", "split"])
+
+
+def g3_pair(*, is_split: bool) -> Pair:
     """Three requests of 16 + 32 tokens, 12 full pages each at their end; the split arena has 18 for all of them."""
     pools: tuple[PoolSpec, ...] = ((Full(), 4, 3), (Sliding(6), 4, 1))
     changes: dict = {"decode_reserve_tokens": 0, "max_model_len": 64}
     slabs, caps = fewest_slabs(pools, 16, 32, **changes) + 2, None
     if is_split:
         slabs, caps = 6 + 10, (6, 10)
-    pair = Pair((tiny_layout(pools, slabs), rules(**changes)), caps=caps)
-    spoil(pair.decode)
+    return Pair((tiny_layout(pools, slabs), rules(**changes)), caps=caps)
+
+
+@SPLIT_OR_SHARED
+def test_g3_what_has_landed_and_is_retracted_is_runnable(is_split: bool) -> None:
+    pair = g3_pair(is_split=is_split)
     for number in range(3):
         pair.submit(f"r{number}", 16, 32)
-    if spoil is not right:
-        with pytest.raises(AssertionError, match="stuck"):
-            pair.run()
-        return
     pair.run().assert_all_finished()
     assert pair.decode.retractions > 0
     assert len(pair.accepted) == 3, "nobody's prompt travelled twice"
+
+
+@SPLIT_OR_SHARED
+def test_g3_bites_when_whoever_is_retracted_waits_for_its_transfer_again(is_split: bool) -> None:
+    pair = g3_pair(is_split=is_split)
+    waits_for_its_transfer_again(pair.decode)
+    for number in range(3):
+        pair.submit(f"r{number}", 16, 32)
+    with pytest.raises(AssertionError, match="stuck"):
+        pair.run()
 
 
 # --- G5: how many tokens are reserved, and which of them travel
@@ -297,6 +308,8 @@ def test_g6_the_window_demand_stays_capped_however_long_the_answer_is(spoil: Spo
         spoil(made)
         assert "needs 79 + 0 pages" in made.arrive("a", prompt(1000), 4000).message  # type: ignore[union-attr]
         return
+    tighter = Side(tiny_layout(pools, G6_SLABS - 1), made.rules)
+    assert isinstance(tighter.arrive("a", prompt(1000), 4000), Rejected), "a slab less must be refused at the door"
     receive(made, "a", prompt(1000), 4000)
     made.plan()
     made.tell(Landed("a", 0, 1))
