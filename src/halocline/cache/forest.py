@@ -137,6 +137,14 @@ class Forest:
             books.node[index] = node.id
             books.page[index] = at + first
 
+    def fill(self, node: Node, pool: int, first: int, handles: Handles) -> None:
+        """Write `handles`, none of them a tombstone, over the pages of `node` from `first` on, in a positional `pool`."""
+        begin, last = first - node.start * self.shape.pages_per_granule[pool], first + len(handles)
+        node.pages[pool][begin : begin + len(handles)] = handles
+        index, books = handles & INDEX_MASK, self.books[pool]
+        books.node[index] = node.id
+        books.page[index] = np.arange(first, last)
+
     def put(self, path: list[Node], pool: int, first: int, handles: Handles) -> None:
         """Write `handles` over the pages from `first` on of a positional `pool` along `path`, whose nodes own them."""
         per_granule, last = self.shape.pages_per_granule[pool], first + len(handles)

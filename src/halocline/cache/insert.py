@@ -88,7 +88,7 @@ class Inserter:
         for each, plan in zip(step, plans, strict=True):
             if plan is not None:
                 for merge in plan.merges:
-                    self._settle_gone(each.lock, plan.path(), merge)
+                    self._settle_gone(each.lock, plan, merge)
         self._locks.pass_windows([(each.lock, each.computed_tokens) for each in step])
         hands_states = bool(self._forest.shape.states)
         return [
@@ -106,15 +106,15 @@ class Inserter:
         if start == end:
             return None
         # Full pages up to the locked path's end are the tree's already, and never the request's own.
-        lacking, branch = max(start, lock.node.end), None
+        lacking, branch, agreed = max(start, lock.node.end), None, end
         if lacking < end:
-            node, branch = self._grow(lock, each.key, end)
+            node, branch, agreed = self._grow(lock, each.key, end)
             self._locks.lead_to(lock, node)  # at once, so that nobody else of this step lengthens that node
         lock.inserted = end
         merges = [self._merge(pool, (start, end), each) for pool in self._locks.windows]
         if lacking < end:
             merges += [self._merge(pool, (lacking, end), each) for pool in self._locks.full]
-        return Insertion(lock.node, start, branch, merges)
+        return Insertion(lock.node, start, branch, agreed == start, merges)
 
     def _settle(self, each: Advance, plan: Insertion | None) -> Inserted:
         if plan is None:
@@ -122,24 +122,28 @@ class Inserter:
             return self._nothing
         swapped = [Own(0, NO_HANDLES)] * self._forest.shape.pools
         for merge in plan.merges:
+            if plan.is_new:
+                self._adopt(each.lock, plan.node, merge)
+                continue
             self._settle_kept(each.lock, plan.path(), merge)
             swapped[merge.pool] = self._record(each.lock, plan.path(), merge)
         self._insert_states(each.lock, each.own)
         return Inserted(tuple(swapped), plan.branch)
 
-    def _grow(self, lock: Lock, key: Key, end: int) -> tuple[Node, Node | None]:
-        # The node that ends after `end` granules, made if it is missing; and where the request left the tree.
+    def _grow(self, lock: Lock, key: Key, end: int) -> tuple[Node, Node | None, int]:
+        # The node that ends after `end` granules, made if it is missing; where the request left the tree, if it was
+        # another one's; and the granules that the tree had.
         forest, unit = self._forest, self._forest.shape.granule_bytes
         walk = forest.walk(key, end, lock.node)
         parent = forest.split_at(walk) or lock.node
         if walk.granules == end:
-            return parent, None
+            return parent, None, end
         branch = parent if parent.children and not parent.is_root else None
         data, pages = key.data[walk.granules * unit : end * unit], tombstones(forest.shape, end - walk.granules)
         if parent is lock.node and self._is_open_ended(parent):
             forest.extend(parent, data, pages)
-            return parent, None
-        return forest.grow(parent, data, pages), branch
+            return parent, None, walk.granules
+        return forest.grow(parent, data, pages), branch, walk.granules
 
     def _is_open_ended(self, node: Node) -> bool:
         # Whether only the one request that is growing `node` knows its end: it may then just become longer.
@@ -149,21 +153,29 @@ class Inserter:
     def _merge(self, pool: int, run: tuple[int, int], each: Advance) -> Merge:
         per_granule, own = self._forest.shape.pages_per_granule[pool], each.own[pool]
         first, last = run[0] * per_granule, run[1] * per_granule
-        mine = np.full(last - first, TOMBSTONE, np.int64)
+        kept_from = min(last, max(first, self._resume.first_page(pool, each.computed_tokens)))
         low, high = max(first, own.first_page), min(last, own.first_page + len(own.handles))
+        if first == low and high == last:
+            mine = own.handles[low - own.first_page : high - own.first_page].copy()
+            return Merge(pool, first, kept_from, mine, is_whole=True)
+        mine = np.full(last - first, TOMBSTONE, np.int64)
         if low < high:
             mine[low - first : high - first] = own.handles[low - own.first_page : high - own.first_page]
-        kept_from = min(last, max(first, self._resume.first_page(pool, each.computed_tokens)))
         if (mine[kept_from - first :] == TOMBSTONE).any():
             who = each.lock.grant.owner
             raise InvariantError([f"{who!r} inserts pages {kept_from} to {last} of pool {pool} without holding them"])
-        return Merge(pool, first, kept_from, mine)
+        return Merge(pool, first, kept_from, mine, is_whole=False)
 
-    def _settle_gone(self, lock: Lock, path: list[Node], merge: Merge) -> None:
+    def _settle_gone(self, lock: Lock, plan: Insertion, merge: Merge) -> None:
         # Pages that the window has passed: duplicates and what nobody can read are freed, the others cached.
         passed = merge.kept_from - merge.first_page
         if passed == 0:
             return
+        if plan.is_new and merge.is_whole and self._resume.reads_all(merge.pool):
+            self._arena.cache(lock.grant, merge.pool, merge.mine[:passed])
+            self._forest.fill(plan.node, merge.pool, merge.first_page, merge.mine[:passed])
+            return
+        path = plan.path()
         theirs, mine = merge.look(path, self._forest.shape)[:passed], merge.mine[:passed]
         there = mine != TOMBSTONE
         new = there & (theirs == TOMBSTONE)
@@ -176,6 +188,16 @@ class Inserter:
         if new.any():
             self._arena.cache(lock.grant, merge.pool, mine[new])
             self._write(path, merge.pool, merge.first_page, mine, theirs)
+
+    def _adopt(self, lock: Lock, node: Node, merge: Merge) -> None:
+        # What `_settle_kept` and `_record` do where the tree has nothing: all of it is the tree's, and locked.
+        pool, handles = merge.pool, merge.mine[merge.kept_from - merge.first_page :]
+        if len(handles):
+            self._arena.adopt(lock.grant, self._only(pool, handles))
+            self._locks.count_first(lock, pool, handles & INDEX_MASK)
+            self._forest.fill(node, pool, merge.kept_from, handles)
+        if pool in self._locks.windows:
+            self._locks.lengthen(lock, pool, merge.kept_from, handles)
 
     def _settle_kept(self, lock: Lock, path: list[Node], merge: Merge) -> None:
         # Pages that the request still reads: duplicates are swapped for the tree's, the others adopted.
@@ -210,9 +232,7 @@ class Inserter:
         last = merge.first_page + len(merge.mine)
         handles = gather(path, self._forest.shape, merge.pool, merge.kept_from, last).copy()
         if merge.pool in self._locks.windows:
-            if len(lock.pages[merge.pool]) == 0:
-                lock.first_page[merge.pool] = merge.kept_from
-            lock.pages[merge.pool] = np.concatenate((lock.pages[merge.pool], handles))
+            self._locks.lengthen(lock, merge.pool, merge.kept_from, handles)
         return Own(merge.kept_from, handles)
 
     def _insert_states(self, lock: Lock, own: Sequence[Own]) -> None:

@@ -43,6 +43,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from halocline.cache.charges import Charges, Pages
 from halocline.cache.forest import NO_LOCK, Forest
 from halocline.cache.lock import Lock, Parting
@@ -177,6 +179,16 @@ class LockBook:
     def count_in(self, lock: Lock, pool: int, index: Pages) -> None:
         """Count `lock` as a locker of `index`, which are locked in the arena."""
         self._charges.count_in(lock, pool, index)
+
+    def count_first(self, lock: Lock, pool: int, index: Pages) -> None:
+        """Count `lock` as the first locker of `index`, which have just become the tree's."""
+        self._charges.count_first(lock, pool, index)
+
+    def lengthen(self, lock: Lock, pool: int, first_page: int, handles: Handles) -> None:
+        """Note that the locked pages of a window `pool` go on with `handles`, which begin at `first_page`."""
+        if len(lock.pages[pool]) == 0:
+            lock.first_page[pool] = first_page
+        lock.pages[pool] = np.concatenate((lock.pages[pool], handles))
 
     # ---- giving up
 

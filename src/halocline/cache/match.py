@@ -62,12 +62,21 @@ class Resume:
         self._windows = [
             number for number, pool in enumerate(layout.pools) if not isinstance(pool.retention, Full | State)
         ]
+        # A boundary that the window reaches back over: it reads all of its granule. Chunks begin at some boundaries.
+        self._reads_all = [
+            isinstance(pool.retention, Sliding) and pool.retention.window_tokens > shape.granule_tokens
+            for pool in layout.pools
+        ]
 
     def first_page(self, pool: int, boundary_tokens: int) -> int:
         """Return the first page of a positional `pool` that position `boundary_tokens` reads."""
         layout = self._layout.pools[pool]
         assert not isinstance(layout.retention, State)
         return layout.retention.first_needed(boundary_tokens) // layout.page_tokens
+
+    def reads_all(self, pool: int) -> bool:
+        """Whether every page of a window `pool` is read at some boundary: that of its own granule."""
+        return self._reads_all[pool]
 
     def ever_read(self, pool: int, first: int, last: int) -> NDArray[np.bool_]:
         """Return which of the pages [first, last) of a window `pool` some boundary reads.

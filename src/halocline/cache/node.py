@@ -152,7 +152,10 @@ class Node:
     @property
     def is_bare(self) -> bool:
         """Whether the node owns no page at all."""
-        return not any((pages != TOMBSTONE).any() for pages in self.pages)
+        for pages in self.pages:
+            if len(pages) and (pages.item(0) != TOMBSTONE or np.count_nonzero(pages != TOMBSTONE)):
+                return False
+        return True
 
 
 def tombstones(shape: Shape, granules: int) -> list[Handles]:

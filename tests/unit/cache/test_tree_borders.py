@@ -34,6 +34,19 @@ def test_the_second_checkpoint_of_a_boundary_is_freed():
     w.check()
 
 
+def test_of_two_who_bring_the_same_in_one_step_the_one_who_is_further_on_caches_what_the_other_still_reads():
+    """Both end in one new node, and the window of the second has passed pages that the first keeps: one copy stays."""
+    w = CacheWorld(arena_of((Full(), 16, 5), (Sliding(40), 4, 1), slabs=200))
+    first, second = w.enter(range(100)), w.enter(range(100))
+    assert w.compute([(first, 64), (second, 76)])
+    assert first.lock.node is second.lock.node
+    w.check()
+    assert w.arena.budget.cached[1] == 6  # pages 0 to 5; the first locks 6 to 15, the second 9 to 15
+    w.leave(first)
+    w.check()
+    assert w.arena.budget.cached[1] == 9
+
+
 def test_a_node_at_which_two_paths_end_grows_for_neither():
     w = CacheWorld(arena_of((Full(), 16, 5), (Sliding(40), 16, 1), slabs=200))
     first, second = w.enter([*range(32), *range(500, 540)]), w.enter([*range(32), *range(700, 740)])
