@@ -98,7 +98,11 @@ class Charges:
             at = 0
             for part in parts:
                 of_part = slice(at, at + len(part.handles))
-                self._pass_on(part, index[of_part], shared[of_part], rooms)
+                if np.count_nonzero(shared[of_part]):
+                    self._pass_on(part, index[of_part], shared[of_part], rooms)
+                else:
+                    books.charge[index[of_part]] = NO_LOCK
+                    self._room(rooms, part.lock.id)[pool] += len(part.handles)
                 at = of_part.stop
         return unique(handles[books.lockers[index] == 0])
 

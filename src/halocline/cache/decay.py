@@ -45,11 +45,11 @@ class Decay:
             index = handles & INDEX_MASK
             for node, gone in self._forest.places(pool, index):
                 touched[node.id] = node
-                last = int(gone.max()) + node.start * self._forest.shape.pages_per_granule[pool]
+                last = max(gone.tolist()) + node.start * self._forest.shape.pages_per_granule[pool]
                 marks.update(dict.fromkeys(self._marks.near(node, pool, last)))
                 node.pages[pool][gone] = TOMBSTONE
                 if pool in self._full:
-                    granule = int(gone.min()) // self._forest.shape.pages_per_granule[pool]
+                    granule = min(gone.tolist()) // self._forest.shape.pages_per_granule[pool]
                     cuts[node.id] = min(granule, cuts.get(node.id, granule))
             self._forest.disown(pool, index)
         extra: list[list[Handles]] = [[NO_HANDLES] for _ in died]

@@ -138,7 +138,7 @@ class Forest:
             books.page[index] = at + first
 
     def fill(self, node: Node, pool: int, first: int, handles: Handles) -> None:
-        """Write `handles`, none of them a tombstone, over the pages of `node` from `first` on, in a positional `pool`."""
+        """Write `handles`, none of them a tombstone, over pages `first` and on of `node` in a positional `pool`."""
         begin, last = first - node.start * self.shape.pages_per_granule[pool], first + len(handles)
         node.pages[pool][begin : begin + len(handles)] = handles
         index, books = handles & INDEX_MASK, self.books[pool]

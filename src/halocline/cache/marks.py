@@ -177,8 +177,8 @@ class Marks:
     def tail(self, mark: Mark, pool: int) -> Handles:
         """Return the pages of `mark`'s tail, the branch slack included, that are there."""
         tail = self._tail(mark.node, pool, mark.first_page[pool])
-        there: Handles = tail[tail != TOMBSTONE]
-        return there
+        there = tail != TOMBSTONE
+        return tail if np.count_nonzero(there) == len(tail) else tail[there]
 
     def near(self, node: Node, pool: int, last_page: int) -> Iterator[Mark]:
         """Yield the marks to which page `last_page` of `pool` in `node`, or one before it there, may matter.
@@ -334,6 +334,8 @@ class Marks:
         pages = self._nothing()
         for pool in self._locks.full:
             handles = node.pages[pool][::-1]
+            if self._arena.pools[pool].state.item(handles.item(-1) & INDEX_MASK) == LOCKED:
+                continue  # whoever locks a node's first page locks all of them
             state = self._arena.pools[pool].state[handles & INDEX_MASK]
             if (state == CACHED).all():
                 pages[pool] = handles
@@ -362,10 +364,14 @@ class Marks:
         tail, keepers = self.tail(mark, pool), self._forest.books[pool].mark
         index = tail & INDEX_MASK
         before = keepers[index]
-        for other in set(before.tolist()):
-            if other != mark.id and (other == NO_MARK or self.marks[other].worth <= mark.worth):
+        foreign = before != mark.id
+        if not np.count_nonzero(foreign):
+            return tail
+        for other in set(before[foreign].tolist()):
+            if other == NO_MARK or self.marks[other].worth <= mark.worth:
                 keepers[index[before == other]] = mark.id
-        return self._of(mark, pool, tail)
+        kept: Handles = tail[keepers[index] == mark.id]
+        return kept
 
     def _kept(self, mark: Mark, pool: int) -> Handles:
         return self._of(mark, pool, self.tail(mark, pool))

@@ -62,6 +62,11 @@ class Resume:
         self._windows = [
             number for number, pool in enumerate(layout.pools) if not isinstance(pool.retention, Full | State)
         ]
+        self._positional = {
+            number: (pool.retention, pool.page_tokens)
+            for number, pool in enumerate(layout.pools)
+            if not isinstance(pool.retention, State)
+        }
         # A boundary that the window reaches back over: it reads all of its granule. Chunks begin at some boundaries.
         self._reads_all = [
             isinstance(pool.retention, Sliding) and pool.retention.window_tokens > shape.granule_tokens
@@ -70,9 +75,8 @@ class Resume:
 
     def first_page(self, pool: int, boundary_tokens: int) -> int:
         """Return the first page of a positional `pool` that position `boundary_tokens` reads."""
-        layout = self._layout.pools[pool]
-        assert not isinstance(layout.retention, State)
-        return layout.retention.first_needed(boundary_tokens) // layout.page_tokens
+        retention, page_tokens = self._positional[pool]
+        return retention.first_needed(boundary_tokens) // page_tokens
 
     def reads_all(self, pool: int) -> bool:
         """Whether every page of a window `pool` is read at some boundary: that of its own granule."""
