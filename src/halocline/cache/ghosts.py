@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from halocline.cache.keys import Key
+from halocline.cache.keys import Key, Namespace
 
 REMEMBERED = 1 << 16
 DIGEST_BYTES = 12
@@ -18,17 +18,46 @@ Digests = tuple[tuple[int, bytes], ...]
 """(granules, digest of the key up to there), ascending."""
 
 
+class Digester:
+    """The digests of one prefix that grows: each of its bytes is hashed once, however often it is asked."""
+
+    __slots__ = ("_border", "_done", "_found", "_running")
+
+    def __init__(self, namespace: Namespace) -> None:
+        space = repr((namespace.model, namespace.adapter, namespace.salt))
+        self._running = sha256(space.encode())  # processors have instructions for it
+        self._done = 0
+        self._border = 1
+        self._found: list[tuple[int, bytes]] = []
+
+    @property
+    def granules(self) -> int:
+        """How many granules were hashed."""
+        return self._done
+
+    def digests(self, data: bytes, granules: int, granule_bytes: int) -> Digests:
+        """Return the digests of the first `granules` of `data`, which are no fewer than before and begin as before."""
+        assert granules >= self._done, f"{granules} granules are asked for, {self._done} were hashed"
+        while self._border <= granules:
+            self._hash(data, self._border, granule_bytes)
+            self._found.append((self._border, self._digest()))
+            self._border *= 2
+        if self._done == granules and (not granules or self._found[-1][0] == granules):
+            return tuple(self._found)
+        self._hash(data, granules, granule_bytes)
+        return (*self._found, (granules, self._digest()))
+
+    def _hash(self, data: bytes, granules: int, granule_bytes: int) -> None:
+        self._running.update(data[self._done * granule_bytes : granules * granule_bytes])
+        self._done = granules
+
+    def _digest(self) -> bytes:
+        return self._running.copy().digest()[:DIGEST_BYTES]
+
+
 def digests(key: Key, granules: int, granule_bytes: int) -> Digests:
     """Return the digests of the first `granules` of `key`: one pass over its bytes."""
-    space = key.namespace
-    running = sha256(repr((space.model, space.adapter, space.salt)).encode())  # processors have instructions for it
-    done, found, border = 0, [], 1
-    while done < granules:
-        stop = min(border, granules)
-        running.update(key.data[done * granule_bytes : stop * granule_bytes])
-        found.append((stop, running.copy().digest()[:DIGEST_BYTES]))
-        done, border = stop, 2 * border
-    return tuple(found)
+    return Digester(key.namespace).digests(key.data, granules, granule_bytes)
 
 
 class Ghosts:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
+from halocline.cache.ghosts import Digester
 from halocline.cache.keys import EVERYBODY
 from halocline.cache.node import Node, Shape
 from halocline.memory.grant import NO_HANDLES, Grant, Handles
@@ -23,6 +24,7 @@ class Lock:
 
     __slots__ = (
         "_granule_tokens",
+        "digester",
         "first_page",
         "grant",
         "handed",
@@ -61,6 +63,8 @@ class Lock:
         """How far the prompt agreed with the tree when it came: perhaps a branch. Where states are kept, a chunk should
         end here and leave a checkpoint."""
         self.is_open = True
+        self.digester: Digester | None = None
+        """What was hashed of its prefix, for marks on its path. Written by the tree."""
 
     @property
     def resumed_tokens(self) -> int:

@@ -17,7 +17,7 @@ from halocline.cache.audit import audit
 from halocline.cache.audit_marks import audit_marks
 from halocline.cache.decay import Decay
 from halocline.cache.forest import Forest
-from halocline.cache.ghosts import digests
+from halocline.cache.ghosts import Digester, Digests
 from halocline.cache.insert import Advance, Inserted, Inserter
 from halocline.cache.keys import TOKEN_BYTES, Key
 from halocline.cache.locks import Lock, LockBook
@@ -134,7 +134,7 @@ class Tree:
             self.locks.take_states(lock)
             self.marks.lift(resumed)
         elif granules:
-            self.marks.use(resumed, digests(key, granules, self.shape.granule_bytes))
+            self.marks.use(resumed, self._digests(lock, key, granules))
         return lock
 
     def advance(self, step: Sequence[Advance]) -> list[Inserted]:
@@ -179,16 +179,22 @@ class Tree:
 
     def _protect(self, each: Advance, inserted: Inserted) -> None:
         # The end of a prompt or an output; and the branch where this request left what another one had brought.
-        lock, unit = each.lock, self.shape.granule_bytes
-        branch = inserted.branch
+        lock, branch = each.lock, inserted.branch
         if branch is not None and branch.end > lock.resumed:
-            self.marks.mark(branch, digests(each.key, branch.end, unit), proven=False, resumed=lock.resumed)
+            prefix = self._digests(lock, each.key, branch.end)
+            self.marks.mark(branch, prefix, proven=False, resumed=lock.resumed)
         if each.protect and lock.inserted:
             self._standby.end(lock)
-            prefix = digests(each.key, lock.inserted, unit)
+            prefix = self._digests(lock, each.key, lock.inserted)
             node = self.forest.end_at(lock.node, lock.inserted)
             proven, end = lock.resumed > 0, each.computed_tokens
             self.marks.mark(node, prefix, proven=proven, resumed=lock.resumed, end_tokens=end)
+
+    def _digests(self, lock: Lock, key: Key, granules: int) -> Digests:
+        # Mostly of a prefix that has grown since it was last asked: whoever comes back has marks at several boundaries.
+        if lock.digester is None or lock.digester.granules > granules:
+            lock.digester = Digester(key.namespace)
+        return lock.digester.digests(key.data, granules, self.shape.granule_bytes)
 
     # ---- eviction
 
