@@ -16,9 +16,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+import msgspec
 
 from halocline.compose import FOLDER_SETTING, build_engine, prepare
 from halocline.config import Config
@@ -27,7 +30,7 @@ from halocline.engine.messages import Submit
 from halocline.engine.wire import event_of
 from halocline.memory.host import HostCosts
 from halocline.params import SamplingParams
-from halocline.schedule.events import Event, Failed, NewToken, Rejected, Update
+from halocline.schedule.events import Abort, Event, Failed, NewToken, Rejected, Update
 from halocline.schedule.scheduler import Scheduler
 from halocline.step import Backend, StepPlan, StepResult
 
@@ -35,6 +38,8 @@ SECRET = "the secret of this group"
 MOST_SECONDS = 120.0
 NEWS_SECONDS = 0.02
 """So long is news of a link waited for before the clocks of both workers are looked at again."""
+
+GREEDY = SamplingParams(temperature=0.0)
 
 
 class Watched(Backend):
@@ -71,6 +76,8 @@ class Worker:
     events: list[Event] = field(default_factory=list)
     waits: Counter[str] = field(default_factory=Counter)
     """How many turns requests have waited, by the code of their reason."""
+    said: list[NewToken] = field(default_factory=list)
+    """All that its clients heard."""
     rest_bytes: int = field(init=False)
     """Promised for good: the floor."""
 
@@ -85,14 +92,17 @@ class Worker:
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt to continue greedily: who decodes it, and who computes it (empty: the same worker)."""
+    """A prompt to continue: who decodes it, and who computes it (empty: the same worker)."""
 
     name: str
     prompt: Sequence[int]
     tokens: int
     at: str
     prefill_at: str = ""
-    stop_token_ids: tuple[int, ...] = ()
+    params: SamplingParams = GREEDY
+    """All but the number of tokens."""
+    leaves_after: int | None = None
+    """So many turns of all workers later its client goes away; None: it stays."""
 
 
 @contextmanager
@@ -121,36 +131,47 @@ def _build(config: Config, folder: Path) -> Worker:
 def together(workers: Mapping[str, Worker], asked: Sequence[Asked]) -> dict[str, list[int]]:
     """Let all requests come at once, turn all workers until everything has ended, and return the tokens of each."""
     tokens: dict[str, list[int]] = {each.name: [] for each in asked}
-    for each in asked:
-        params = SamplingParams(temperature=0.0, max_tokens=each.tokens, stop_token_ids=each.stop_token_ids)
-        prefill_at = workers[each.prefill_at].address if each.prefill_at else ""
-        if prefill_at:
-            workers[each.at].core.assign(each.name, prefill_at)
-        submit = Submit(each.name, tuple(each.prompt), params, 0, prefill_at=prefill_at)
-        workers[each.at].events.append(event_of(submit))
+    for seed, each in enumerate(asked):
+        _submit(workers, each, seed)
     ends = time.monotonic() + MOST_SECONDS
-    while any(worker.events or worker.core.has_work for worker in workers.values()):
+    for turn in count():
+        for each in asked:
+            if each.leaves_after == turn:
+                workers[each.at].events.append(Abort(each.name))
+        if not any(worker.events or worker.core.has_work for worker in workers.values()):
+            return tokens
         assert time.monotonic() < ends, {name: worker.scheduler.reasons() for name, worker in workers.items()}
         computed = [_turn(worker, tokens) for worker in workers.values()]
         if not any(computed):
             _wait_for_news(workers)
-    return tokens
+    raise AssertionError("turns have no end")
+
+
+def _submit(workers: Mapping[str, Worker], asked: Asked, seed: int) -> None:
+    prefill_at = workers[asked.prefill_at].address if asked.prefill_at else ""
+    worker = workers[asked.at]
+    if prefill_at:
+        worker.core.assign(asked.name, prefill_at)
+    params = msgspec.structs.replace(asked.params, max_tokens=asked.tokens)
+    worker.events.append(event_of(Submit(asked.name, tuple(asked.prompt), params, seed, prefill_at=prefill_at)))
 
 
 def _turn(worker: Worker, tokens: dict[str, list[int]]) -> bool:
     """Turn one worker; return whether it computed anything."""
     events, worker.events, before = worker.events, [], worker.core.steps
     for update in worker.core.turn(events):
-        _note(update, tokens)
+        _note(worker, update, tokens)
     assert worker.core.counters["defects"] == 0, f"a defect; reasons: {worker.scheduler.reasons()}"
     assert not worker.core.violations, list(worker.core.violations)
     worker.waits.update(reason.code for reason in worker.scheduler.reasons().values())
     return worker.core.steps > before
 
 
-def _note(update: Update, tokens: dict[str, list[int]]) -> None:
-    if isinstance(update, NewToken) and update.token_id is not None:
-        tokens[update.request_id].append(update.token_id)
+def _note(worker: Worker, update: Update, tokens: dict[str, list[int]]) -> None:
+    if isinstance(update, NewToken):
+        worker.said.append(update)
+        if update.token_id is not None:
+            tokens[update.request_id].append(update.token_id)
     assert not isinstance(update, Failed | Rejected), f"{update}"
 
 

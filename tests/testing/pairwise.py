@@ -22,6 +22,7 @@ from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand, floor_demand, resident, zero
 from halocline.memory.retention import describe
 from halocline.model.layers import kv_layers
+from halocline.params import SamplingParams
 from testing.group import Asked, Worker, group, leftovers, together
 from testing.models import FAMILIES, VOCAB, save_tiny, tiny_config, tiny_model, tiny_prompt
 from testing.serving import LONGEST, PAGES, SPOKEN, Expected, differences, generate
@@ -41,12 +42,12 @@ LINKS = ("none", "shm", "tcp", "shm, other pages", "tcp, other pages")
 """How prompts come from the worker that computes them; none: there is one worker only."""
 OTHER_PAGES = {
     "1": "4",
-    "4": "16",
-    "16": "2 full, 16 local",
+    "4": "2 full, 16 local",
+    "16": "4",
     "16 full, 4 local": "1",
     "2 full, 16 local": "16 full, 4 local",
 }
-"""The lengths of pages of the other worker, where they are to differ from those of this one."""
+"""The lengths of pages of the other worker, where they are to differ from those of this one: in every pool."""
 HOSTS = {"none": 0, "ample": 8}
 """How many times the bytes of the arena the host arena has."""
 SLOTS = {"forced": 6, "none": 2}
@@ -131,16 +132,17 @@ def _folder(family: str) -> tuple[Path, tempfile.TemporaryDirectory[str]]:
 def configs(row: Row) -> dict[str, Config]:
     """Return the settings of each worker, as an operator would write them."""
     if row.link == "none":
-        return {ANSWERS: _config(row, row.pages)}
+        return {ANSWERS: settings(row, row.pages)}
     whole = row.chunks == "whole"
     other = OTHER_PAGES[row.pages] if row.link.endswith("other pages") else row.pages
     return {
-        ANSWERS: replace(_config(row, row.pages), role="decode" if whole else "both"),
-        PROMPTS: replace(_config(row, other), role="prefill" if whole else "both"),
+        ANSWERS: replace(settings(row, row.pages), role="decode" if whole else "both"),
+        PROMPTS: replace(settings(row, other), role="prefill" if whole else "both"),
     }
 
 
-def _config(row: Row, pages: str) -> Config:
+def settings(row: Row, pages: str) -> Config:
+    """Return the settings of a worker that works alone, in the smallest arena that will do."""
     model = tiny_config(row.family)
     dtype = FAMILIES[row.family].dtype
     names = {describe(layer.retention) for layer in kv_layers(model, dtype.itemsize)}
@@ -269,8 +271,8 @@ def _flood(row: Row, workers: Mapping[str, Worker]) -> None:
 
 def _teach_short_outputs(workers: Mapping[str, Worker]) -> None:
     """Finish enough requests at their first token, so that `expected` grants too little afterwards."""
-    any_token = tuple(range(VOCAB))
-    together(workers, [Asked(f"short{n}", [5], SIZES[0][1], ANSWERS, stop_token_ids=any_token) for n in range(33)])
+    ends_at_once = SamplingParams(temperature=0.0, stop_token_ids=tuple(range(VOCAB)))
+    together(workers, [Asked(f"short{n}", [5], SIZES[0][1], ANSWERS, params=ends_at_once) for n in range(33)])
 
 
 # ---- what must have happened
