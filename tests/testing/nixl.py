@@ -1,15 +1,24 @@
-"""A stand-in for the agent of the NIXL library: reads are copies within this process, and end when a test says so."""
+"""The NIXL library in tests: a stand-in for its agent, whose reads end when a test says so, and real ends of links."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from halocline.disagg.arena_pages import Bytes
+from halocline.disagg.arena_pages import ArenaPages, Bytes
+from halocline.disagg.landings import Landings
+from halocline.disagg.links import LinkPost, listen_for_links
 from halocline.disagg.nixl_agent import Introduction, Ranges
+from halocline.disagg.nixl_pull import NixlLinks
+from halocline.disagg.post import Up
 from halocline.errors import LinkError
+from halocline.memory.layout import ArenaLayout
+from testing.links import SECRET, End, hello, wait_for
 
 
 class HeldRead:
@@ -66,3 +75,27 @@ class HeldAgent:
         elif self.finishes_at_once:
             read.finish()
         return read
+
+
+def nixl_end(layout: ArenaLayout, epoch: str, *, listens: bool = False, secret: bytes = SECRET) -> End:
+    """Make a worker's end whose pages go by the library itself, over TCP on loopback; its arena has random bytes."""
+    arena = np.random.default_rng(sum(epoch.encode())).integers(0, 256, layout.arena_bytes, np.uint8)
+    own = hello(layout, epoch)
+    pages = ArenaPages(arena, own.facts.pools)
+    landings = Landings(pages, layout.pools)
+    listener = listen_for_links("nixl", "127.0.0.1", 0, Path()) if listens else None
+    nixl = NixlLinks("127.0.0.1", own.facts.pools, arena if listens else None)
+    return End(layout, arena, landings, LinkPost(own, secret, pages, landings, None, listener, nixl=nixl))
+
+
+@contextmanager
+def nixl_joined(theirs: ArenaLayout, ours: ArenaLayout) -> Iterator[tuple[End, str, End, str]]:
+    """Yield (sender, its name for the receiver, receiver, its name for the sender) of a standing link."""
+    sender, receiver = nixl_end(theirs, "sender", listens=True), nixl_end(ours, "receiver")
+    try:
+        peer = receiver.post.dial(sender.post.address)
+        wait_for(receiver, Up)
+        yield sender, wait_for(sender, Up).peer, receiver, peer
+    finally:
+        receiver.post.close()
+        sender.post.close()

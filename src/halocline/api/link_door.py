@@ -13,7 +13,7 @@ from halocline.api.errors import ApiError
 
 PREFILL_HEADER = "x-halocline-prefill"
 TOKEN_HEADER = "x-halocline-link-token"
-KINDS = ("tcp://", "shm:///")
+KINDS = ("tcp://", "nixl://", "shm:///")
 LONGEST_ADDRESS = 300
 """Characters."""
 
@@ -31,7 +31,8 @@ class LinkDoor:
             return ""
         self.check(headers)
         if address and (not address.startswith(KINDS) or len(address) > LONGEST_ADDRESS or not address.isascii()):
-            raise ApiError(400, f"{PREFILL_HEADER} must be tcp://HOST:PORT or shm:///PATH", code="invalid_link_address")
+            words = f"{PREFILL_HEADER} must be tcp://HOST:PORT, nixl://HOST:PORT or shm:///PATH"
+            raise ApiError(400, words, code="invalid_link_address")
         return address
 
     def check(self, headers: Mapping[str, str]) -> None:

@@ -84,6 +84,10 @@ class Source(Protocol):
     is_described: bool
     """Whether a frame of pages says where they lie."""
 
+    def expect(self, numbers: Sequence[Sequence[int]]) -> None:
+        """Be told what `take` will be asked for: where pages lie in the peer's arena, of each pool."""
+        ...
+
     def take(self, landing: Landing | None, group: stream.Group, index: int, numbers: Sequence[int]) -> str:
         """Bring a group's pages, the first of them `index` of the request; return why not, or an empty string.
 
@@ -101,6 +105,9 @@ class FromSocket:
         self._line = line
         self._poll = select.poll()
         self._poll.register(line.sock, select.POLLIN)
+
+    def expect(self, numbers: Sequence[Sequence[int]]) -> None:
+        """They come when they come."""
 
     def take(self, landing: Landing | None, group: stream.Group, index: int, numbers: Sequence[int]) -> str:
         """See `Source`."""

@@ -15,6 +15,8 @@ from halocline.disagg.arena_pages import ArenaPages, check_pages
 from halocline.disagg.arrivals import FromSocket, Line, Source
 from halocline.disagg.home import Counts, Home
 from halocline.disagg.inbox import Beat
+from halocline.disagg.nixl_pull import Offered, Pulled
+from halocline.disagg.nixl_source import FromLibrary
 from halocline.disagg.post import Down, Up
 from halocline.disagg.pulls import FromArena
 from halocline.disagg.reader import Reader
@@ -24,6 +26,8 @@ from halocline.schedule.events import PoolPages
 
 HELLO_SECONDS = 10.0
 HELLO_BYTES = 4 << 20
+Way = ArenaPages | Offered | Pulled | None
+"""To pages, beside the socket: the peer's mapped arena, or an end of the library's."""
 
 
 class Connection:
@@ -41,6 +45,7 @@ class Connection:
         self._why = "the connection ended"
         self._is_over = False
         self._writer = Writer(home.pages, self.counts, self.hang_up)
+        self._way: Way = None
         self._thread = threading.Thread(target=self._run, name=f"halocline-{name}", daemon=True)
 
     def start(self) -> None:
@@ -89,20 +94,24 @@ class Connection:
     def _run(self) -> None:
         writing: threading.Thread | None = None
         try:
-            hello, mapped = self._greet()
-            line = self._line(hello)
-            source: Source = FromSocket(line) if mapped is None else FromArena(line, mapped)
-            are_described = line.sock.family == socket.AF_UNIX
+            hello = self._greet()
+            line, way = self._line(hello), self._way
+            are_described = line.sock.family == socket.AF_UNIX or way is not None
             sizes = stream.group_sizes(line.theirs, line.are_equal, are_described=are_described)
             writing = threading.Thread(
-                target=lambda: self._writer.run(line.sock, sizes, are_described=are_described),
+                target=lambda: self._writer.run(
+                    line.sock,
+                    sizes,
+                    are_described=are_described,
+                    on_described=way.described if isinstance(way, Offered) else None,
+                ),
                 name=f"halocline-{self.name}-out",
                 daemon=True,
             )
             writing.start()
             self.is_greeted = True
             self._home.inbox.tell(Up(self.name, hello))
-            Reader(self.name, line, source, sizes).run()
+            Reader(self.name, line, source_of(line, way), sizes).run()
         except (OSError, LinkError, ValueError, RuntimeError) as error:
             self.hang_up(str(error) or type(error).__name__)
         finally:
@@ -112,6 +121,9 @@ class Connection:
         self.hang_up(self._why)
         if writing is not None and writing.ident is not None:
             writing.join()
+        if isinstance(self._way, Offered | Pulled):
+            self._way.close()
+        self._way = None  # or who is told of the end would still have the peer's arena mapped
         if self._sock is not None:
             self._sock.close()
         self._home.inbox.tell(Down(self.name, self._why), is_heard=self.is_greeted or self._side == "dialer")
@@ -135,8 +147,8 @@ class Connection:
             self._live, theirs, are_equal, home, self.counts, Beat(self.name, home.inbox), lambda: self._is_over
         )
 
-    def _greet(self) -> tuple[wire.Hello, ArenaPages | None]:
-        """Connect, prove, exchange hellos and, on one host, the arena; raises what keeps the two apart."""
+    def _greet(self) -> wire.Hello:
+        """Connect, prove, exchange hellos and ways to the arena; raises what keeps the two apart."""
         if self._sock is None:
             made = connect(self._address)
             with self._ending:
@@ -154,15 +166,26 @@ class Connection:
             raise LinkError("the peer did not say hello first")
         wire.check_peer(self._home.hello, hello, f"the worker at {self._address}")
         check_pages(hello.facts.pools)
-        mapped = self._exchange_arena(sock, hello)
+        self._way = self._arrange(sock, hello, until)
         sock.settimeout(None)
-        return hello, mapped
+        return hello
+
+    def _arrange(self, sock: socket.socket, hello: wire.Hello, until: float) -> Way:
+        """Let the dialer read the arena of whoever was dialed, where it can; else pages go over the socket."""
+        if sock.family == socket.AF_UNIX:
+            return self._exchange_arena(sock, hello)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        nixl, secret = self._home.nixl, self._home.secret
+        if self._side == "listener":
+            return None if nixl is None else nixl.offer(sock, secret)
+        if not self._address.startswith("nixl:"):
+            return None
+        if nixl is None:
+            raise LinkError("its pages go by NIXL; start this worker with --link-kind nixl, too")
+        return nixl.pull(sock, secret, hello.facts.pools, lambda: self._is_over, until)
 
     def _exchange_arena(self, sock: socket.socket, hello: wire.Hello) -> ArenaPages | None:
         """On one host, whoever was dialed lets the other map its arena for reading."""
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return None
         if self._side == "listener":
             assert self._home.descriptor is not None, "who listens on a Unix socket has its arena in shared memory"
             socket.send_fds(sock, [b"A"], [self._home.descriptor])
@@ -177,8 +200,15 @@ class Connection:
                 socket.close(descriptor)
 
 
+def source_of(line: Line, way: Way) -> Source:
+    """Return how pages come."""
+    if isinstance(way, Pulled):
+        return FromLibrary(line, way)
+    return FromArena(line, way) if isinstance(way, ArenaPages) else FromSocket(line)
+
+
 def connect(address: str) -> socket.socket:
-    """Connect to `tcp://host:port` or `shm:///path`; raises OSError or LinkError."""
+    """Connect to `tcp://host:port`, `nixl://host:port` or `shm:///path`; raises OSError or LinkError."""
     kind, _, rest = address.partition("://")
     if kind == "shm":
         sock = socket.socket(socket.AF_UNIX)
@@ -190,6 +220,6 @@ def connect(address: str) -> socket.socket:
             raise
         return sock
     host, _, port = rest.rpartition(":")
-    if kind != "tcp" or not port.isdecimal():
-        raise LinkError(f"{address!r} is no link address; it must be tcp://HOST:PORT or shm:///PATH")
+    if kind not in ("tcp", "nixl") or not port.isdecimal():
+        raise LinkError(f"{address!r} is no link address; it must be tcp://HOST:PORT, nixl://HOST:PORT or shm:///PATH")
     return socket.create_connection((host.strip("[]"), int(port)), HELLO_SECONDS)

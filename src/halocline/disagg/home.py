@@ -9,6 +9,7 @@ from halocline.disagg.arena_pages import ArenaPages
 from halocline.disagg.helper import Helper
 from halocline.disagg.inbox import Inbox
 from halocline.disagg.landings import Landings
+from halocline.disagg.nixl_pull import NixlLinks
 from halocline.disagg.staging import Staging
 
 
@@ -25,6 +26,8 @@ class Home:
     staging: Staging
     helper: Helper
     inbox: Inbox
+    nixl: NixlLinks | None = None
+    """Where pages go by the NIXL library."""
 
 
 @dataclass

@@ -19,6 +19,7 @@ from halocline.disagg.home import Counts, Home
 from halocline.disagg.inbox import Inbox
 from halocline.disagg.landings import Landings
 from halocline.disagg.messages import Hello, Message
+from halocline.disagg.nixl_pull import NixlLinks
 from halocline.disagg.post import Down, News
 from halocline.disagg.staging import Staging
 from halocline.errors import ConfigError
@@ -47,6 +48,7 @@ class LinkPost:
         descriptor: int | None = None,
         listener: socket.socket | None = None,
         staging_bytes: int = STAGING_BYTES,
+        nixl: NixlLinks | None = None,
     ) -> None:
         """`listener`: where other workers dial; None: this one dials only.
 
@@ -61,7 +63,7 @@ class LinkPost:
         self._staging = Staging(staging_bytes)
         self._helper = Helper()
         self._is_closed = False
-        self._home = Home(hello, secret, pages, landings, descriptor, self._staging, self._helper, self._inbox)
+        self._home = Home(hello, secret, pages, landings, descriptor, self._staging, self._helper, self._inbox, nixl)
         self._accepting: threading.Thread | None = None
         if listener is not None:
             self._accepting = threading.Thread(target=self._accept_all, name="halocline-links", daemon=True)
@@ -75,7 +77,8 @@ class LinkPost:
         if self._listener.family == socket.AF_UNIX:
             return f"shm://{self._listener.getsockname()}"
         host, port = self._listener.getsockname()[:2]
-        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        kind = "tcp" if self._home.nixl is None else "nixl"
+        return f"{kind}://[{host}]:{port}" if ":" in host else f"{kind}://{host}:{port}"
 
     def poll(self) -> list[News]:
         """Return what has happened since the last call."""
@@ -138,6 +141,8 @@ class LinkPost:
         if self._accepting is not None and self._listener is not None:
             self._accepting.join()
             self._listener.close()
+        if self._home.nixl is not None:
+            self._home.nixl.close()
         self._helper.close()
         self._inbox.close()
 
@@ -196,7 +201,7 @@ def listen_for_links(kind: str, host: str, port: int, folder: Path) -> socket.so
             return listener
         return socket.create_server((host, port), backlog=BACKLOG, family=_family(host))
     except OSError as error:
-        where = f"{host}:{port}" if kind == "tcp" else str(folder)
+        where = str(folder) if kind == "shm" else f"{host}:{port}"
         raise ConfigError([f"cannot listen for links on {where}: {error.strerror or error}"]) from error
 
 

@@ -42,6 +42,8 @@ LIVELY_SECONDS = 0.5
 """How long after the last stir reads of others are looked after at the quick pace."""
 QUICK_SECONDS = 1e-4
 SLOW_SECONDS = 5e-3
+LINGER_SECONDS = 60.0
+"""How long guests that have left are looked after: what they still read is in their way until it ends."""
 
 
 class Introduction(msgspec.Struct, frozen=True, array_like=True):
@@ -104,7 +106,7 @@ class NixlAgent:
         self._leaving: list[tuple[str, Sequence[Read]]] = []
         self._changed = threading.Condition()
         self._guests = 0
-        self._lively_until = 0.0
+        self._lively_until = self._linger_until = 0.0
         self._is_closed = False
         self._server: threading.Thread | None = None
         config = library.nixl_agent_config(
@@ -150,6 +152,7 @@ class NixlAgent:
         """Look after one guest less."""
         with self._changed:
             self._guests -= 1
+            self._linger_until = time.monotonic() + LINGER_SECONDS
 
     def stir(self) -> None:
         """Expect reads now."""
@@ -161,9 +164,10 @@ class NixlAgent:
         """Move what others read, for as long as there are others; quickly when reads are expected."""
         while True:
             with self._changed:
-                if not self._guests:
+                now = time.monotonic()
+                if not self._guests and now > self._linger_until:
                     self._changed.wait_for(lambda: self._guests or self._is_closed)
-                elif time.monotonic() > self._lively_until:
+                elif now > self._lively_until:
                     self._changed.wait(SLOW_SECONDS)
                 if self._is_closed:
                     return

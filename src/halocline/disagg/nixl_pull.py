@@ -86,11 +86,28 @@ class Pulled:
         self._hangs_up = select.poll()
         self._hangs_up.register(sock, select.POLLRDHUP)
         self._abandoned: list[Read] = []
+        self._views: Generator[Bytes] | None = None
         self._peer: Introduction | None = agent.meet(body)
 
     def pages(self, pool: int) -> int:
         """Return how many pages a pool of the peer could have at most."""
         return self._known.size // self._pools[pool].stride_bytes
+
+    def expect(self, places: Places) -> None:
+        """Begin to read pages that `next_page` will be asked for, in this order; what was expected before is left."""
+        self.leave()
+        self._views = self.views(places)
+
+    def next_page(self) -> Bytes:
+        """Return the next page's bytes, valid until the next call."""
+        assert self._views is not None, "a page is expected before it is taken"
+        return next(self._views)
+
+    def leave(self) -> None:
+        """Read nothing more of what is expected."""
+        if self._views is not None:
+            self._views.close()
+            self._views = None
 
     def views(self, places: Places) -> Generator[Bytes]:
         """Yield the bytes of the peer's pages in order, each valid until the next is asked for.
@@ -124,6 +141,7 @@ class Pulled:
 
     def close(self) -> None:
         """End it; a second call does nothing."""
+        self.leave()
         peer, self._peer = self._peer, None
         if peer is not None:
             self._agent.part(peer, self._abandoned)

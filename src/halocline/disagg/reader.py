@@ -55,6 +55,8 @@ class Reader:
         refused = "there is no landing for it" if landing is None else ""
         writes = None if landing is None or pages.chunk in landing.chunks else landing
         self._line.beat.begin()
+        if writes is not None:
+            self._source.expect(numbers)
         for group in stream.groups([run.pages for run in pages.runs], self._sizes):
             # To the last page also after a fault: a stream that is left half read is of no use to anybody.
             there = numbers[group.pool][group.first : group.first + group.pages]

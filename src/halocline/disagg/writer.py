@@ -61,6 +61,7 @@ class Writer:
         """Guards every byte of a page that leaves."""
         self._sizes: tuple[int, ...] = ()
         self._are_described = False
+        self._on_described: Callable[[], None] | None = None
         self._sock: socket.socket | None = None
 
     # ---- from the engine's thread
@@ -104,12 +105,21 @@ class Writer:
 
     # ---- the writing thread
 
-    def run(self, sock: socket.socket, sizes: tuple[int, ...], *, are_described: bool) -> None:
+    def run(
+        self,
+        sock: socket.socket,
+        sizes: tuple[int, ...],
+        *,
+        are_described: bool,
+        on_described: Callable[[], None] | None = None,
+    ) -> None:
         """Send what is queued until the end.
 
-        `sizes`: pages of each pool that make a group. Pages that are described are read by the peer where they lie.
+        `sizes`: pages of each pool that make a group. Pages that are described are read by the peer where they lie,
+        from `on_described` on.
         """
         self._sock, self._sizes, self._are_described = sock, sizes, are_described
+        self._on_described = on_described
         try:
             while (parcel := self._next()) is not None:
                 self._write(parcel)
@@ -136,6 +146,8 @@ class Writer:
         if self._are_described:
             described = tuple(np.ascontiguousarray(run.pages, np.int32).tobytes() for run in parcel.runs)
         self._send(stream.frame(stream.PAGES, stream.encode_pages(stream.PagesBody(parcel.packed, described))))
+        if self._on_described is not None:
+            self._on_described()
         for pool, first, count in stream.groups([len(run.pages) for run in parcel.runs], self._sizes):
             group = parcel.runs[pool].pages[first : first + count].tolist()
             sums = self._sum(pool, group) if self._are_described else self._push(pool, group)

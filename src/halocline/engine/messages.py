@@ -191,7 +191,7 @@ class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Literal["both", "prefill", "decode"]
     address: str
-    """Where it takes links: `tcp://host:port` or `shm:///path`; empty where it takes none."""
+    """Where it takes links: `tcp://host:port`, `nixl://host:port` or `shm:///path`; empty where it takes none."""
     epoch: str
     """A random id of this process's life: a worker that was started again is another one."""
     fingerprint: str
