@@ -142,6 +142,13 @@ def _charges(forest: Forest, locks: LockBook, pool: Pool, name: str) -> Iterator
             yield Violation(
                 "L3", f"{name}: page {page} is locked by {ids}, charged to {books.charge[page]}, {waiting} wait"
             )
+    for lock in locks.open.values():
+        charged = int(np.count_nonzero(books.charge[lock.pages[number] & INDEX_MASK] == lock.id))
+        if charged != lock.charged[number]:
+            who = lock.grant.owner
+            yield Violation(
+                "L3", f"{name}: {charged} pages are charged to {who!r}, which counts {lock.charged[number]}"
+            )
     stray = int(np.count_nonzero(books.charge != NO_LOCK)) - len(lockers)
     if stray or locks.waiting[number].keys() - lockers.keys():
         yield Violation("L3", f"{name}: {stray} pages are charged to somebody without being locked")

@@ -52,7 +52,9 @@ class Charges:
         books = self._forest.books[pool]
         if pool in self._windows:
             first = books.lockers[index] == 0
-            if np.count_nonzero(first) == len(index):
+            count = int(np.count_nonzero(first))
+            lock.charged[pool] += count
+            if count == len(index):
                 books.charge[index] = lock.id
             else:
                 books.charge[index[first]] = lock.id
@@ -66,6 +68,7 @@ class Charges:
         books.lockers[index] = 1
         if pool in self._windows:
             books.charge[index] = lock.id
+            lock.charged[pool] += len(index)
 
     def part(self, parts: Sequence[Parting]) -> None:
         """End locks: the one way. All lockers that part are counted out before any charge finds its heir."""
@@ -91,7 +94,7 @@ class Charges:
             if pool in self._windows:  # what one alone locks is charged to that one
                 books.charge[index] = NO_LOCK
                 for part in parts:
-                    self._room(rooms, part.lock.id)[pool] += len(part.handles)
+                    self._uncharge(part, len(part.handles), rooms)
             return handles
         np.subtract.at(books.lockers, index, 1)
         if pool in self._windows:
@@ -102,9 +105,14 @@ class Charges:
                     self._pass_on(part, index[of_part], shared[of_part], rooms)
                 else:
                     books.charge[index[of_part]] = NO_LOCK
-                    self._room(rooms, part.lock.id)[pool] += len(part.handles)
+                    self._uncharge(part, len(part.handles), rooms)
                 at = of_part.stop
         return unique(handles[books.lockers[index] == 0])
+
+    def _uncharge(self, part: Parting, count: int, rooms: dict[int, list[int]]) -> None:
+        # What was charged to a parting lock becomes its room.
+        part.lock.charged[part.pool] -= count
+        self._room(rooms, part.lock.id)[part.pool] += count
 
     def _room(self, rooms: dict[int, list[int]], lock_id: int) -> list[int]:
         return rooms.setdefault(lock_id, [0] * len(self._arena.pools))
@@ -125,7 +133,7 @@ class Charges:
         mine = books.charge[index] == part.lock.id
         received = int(np.count_nonzero(mine))
         if received:
-            self._room(rooms, part.lock.id)[part.pool] += received
+            self._uncharge(part, received, rooms)
             books.charge[index[mine]] = NO_LOCK
         for page, charged in zip(index[shared].tolist(), mine[shared].tolist(), strict=True):
             queue = waiting.get(page)
@@ -134,6 +142,7 @@ class Charges:
             if charged:
                 heir = queue.pop(0)
                 books.charge[page] = heir.id
+                heir.charged[part.pool] += 1
                 self._room(rooms, heir.id)[part.pool] -= 1
             else:
                 queue.remove(part.lock)

@@ -8,6 +8,7 @@ A prefix is remembered at granules 1, 2, 4, 8 ... and at its end: the next promp
 
 from __future__ import annotations
 
+from copy import copy
 from hashlib import sha256
 
 from halocline.cache.keys import Key, Namespace
@@ -21,35 +22,41 @@ Digests = tuple[tuple[int, bytes], ...]
 class Digester:
     """The digests of one prefix that grows: each of its bytes is hashed once, however often it is asked."""
 
-    __slots__ = ("_border", "_done", "_found", "_running")
+    __slots__ = ("_border", "_found", "_running", "granules")
 
     def __init__(self, namespace: Namespace) -> None:
         space = repr((namespace.model, namespace.adapter, namespace.salt))
         self._running = sha256(space.encode())  # processors have instructions for it
-        self._done = 0
+        self.granules = 0
+        """How many granules were hashed."""
         self._border = 1
         self._found: list[tuple[int, bytes]] = []
 
-    @property
-    def granules(self) -> int:
-        """How many granules were hashed."""
-        return self._done
+    def __deepcopy__(self, memo: dict[int, object]) -> Digester:
+        """Copy the hash in its own way: worlds are copied by tests that try what may follow."""
+        twin = copy(self)
+        twin.detach()
+        return twin
+
+    def detach(self) -> None:
+        """Share nothing with whom this is a copy of."""
+        self._running, self._found = self._running.copy(), self._found.copy()
 
     def digests(self, data: bytes, granules: int, granule_bytes: int) -> Digests:
         """Return the digests of the first `granules` of `data`, which are no fewer than before and begin as before."""
-        assert granules >= self._done, f"{granules} granules are asked for, {self._done} were hashed"
+        assert granules >= self.granules, f"{granules} granules are asked for, {self.granules} were hashed"
         while self._border <= granules:
             self._hash(data, self._border, granule_bytes)
             self._found.append((self._border, self._digest()))
             self._border *= 2
-        if self._done == granules and (not granules or self._found[-1][0] == granules):
+        if granules == 0 or 2 * granules == self._border:  # a border itself
             return tuple(self._found)
         self._hash(data, granules, granule_bytes)
         return (*self._found, (granules, self._digest()))
 
     def _hash(self, data: bytes, granules: int, granule_bytes: int) -> None:
-        self._running.update(data[self._done * granule_bytes : granules * granule_bytes])
-        self._done = granules
+        self._running.update(data[self.granules * granule_bytes : granules * granule_bytes])
+        self.granules = granules
 
     def _digest(self) -> bytes:
         return self._running.copy().digest()[:DIGEST_BYTES]

@@ -24,6 +24,7 @@ class Lock:
 
     __slots__ = (
         "_granule_tokens",
+        "charged",
         "digester",
         "first_page",
         "grant",
@@ -53,6 +54,8 @@ class Lock:
         pool are the path's."""
         self.handed: list[Handles] = [NO_HANDLES] * shape.pools
         """Per state pool: the checkpoint that became the request's own working state instead of being copied."""
+        self.charged = [0] * shape.pools
+        """Per window pool: locked pages that are charged to it, so that its demand is less by them."""
         self.owed = [0] * shape.pools
         """Charges taken over without room to pay with: the demand falls by them as soon as there is room."""
         self.resumed = resumed

@@ -21,7 +21,6 @@ from operator import sub
 import numpy as np
 
 from halocline.cache.keys import Key, common_granules
-from halocline.cache.lock import Lock
 from halocline.cache.match import Match
 from halocline.cache.tier import Hold, Tier
 from halocline.cache.tree import Tree
@@ -185,7 +184,7 @@ class Prefixes:
         for pool, page_tokens in self._full:
             pages[pool] += lock.full_tokens // page_tokens
         for pool in self._windows:
-            pages[pool] += self._charged(lock, pool)
+            pages[pool] += lock.charged[pool]
         return Demand(pages)
 
     def reserved(self, holding: Holding) -> Demand:
@@ -194,7 +193,7 @@ class Prefixes:
             return self._nothing
         lock, pages = lock_of(holding), list(self._nothing)
         for pool in self._windows:
-            pages[pool] = len(lock.pages[pool]) - self._charged(lock, pool)
+            pages[pool] = len(lock.pages[pool]) - lock.charged[pool]
         return Demand(pages)
 
     def given_back(self, requests: Sequence[Request]) -> Demand:
@@ -212,7 +211,7 @@ class Prefixes:
         for request in requests:
             lock = lock_of(holding_of(request))
             for pool in self._windows:
-                pages[pool] += self._charged(lock, pool)
+                pages[pool] += lock.charged[pool]
             for node in lock.node.path():
                 nodes[node.id] = node
                 lockers[node.id] = lockers.get(node.id, 0) + 1
@@ -256,10 +255,6 @@ class Prefixes:
         seen.append(handles)
         times = sum(int(other[0] == handles[0]) for other in seen if len(other))
         return int(self.tree.forest.books[pool].lockers[handles[0] & INDEX_MASK] == times)
-
-    def _charged(self, lock: Lock, pool: int) -> int:
-        charge = self.tree.forest.books[pool].charge[lock.pages[pool] & INDEX_MASK]
-        return int(np.count_nonzero(charge == lock.id))
 
     # ---- moving on
 

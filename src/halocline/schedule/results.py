@@ -77,16 +77,15 @@ class Results:
         if got is None or holding is None or request.state is not State.DECODING:
             self._no_token(request, failures)
             return
-        history, tell = request.history, self._roster.outbox.append
+        history = request.history
         taken = (got.token_id, *got.further_ids)
         stops = request.stops if len(history) >= request.stops_from else ()  # the same for the whole leap
         stopped = next((at for at, token in enumerate(taken, 1) if token in stops), tokens)
         if len(taken) > tokens or len(taken) < stopped:
             self._no_token(request, {request.id: f"the backend returned {len(taken)} tokens of a leap of {tokens}"})
             return
-        for token in taken[: stopped - 1]:
-            history.append(token)
-            tell(NewToken(request.id, token))
+        history += taken[: stopped - 1]
+        self._roster.outbox += [NewToken(request.id, token) for token in taken[: stopped - 1]]
         request.computed += stopped
         self._receive(request, Sampled(request.id, taken[stopped - 1]))
         if request.computed >= holding.slide_at:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import combinations_with_replacement
 
 import pytest
@@ -27,6 +28,14 @@ def test_a_prefix_that_grew_has_the_digests_of_one_that_was_hashed_at_once(asked
             {2**e for e in range(6) if 2**e <= granules} | {granules} - {0}
         )
         assert len({digest for _, digest in found}) == len(found)
+
+
+def test_a_copy_goes_on_by_itself() -> None:
+    grown = Digester(EVERYBODY)
+    grown.digests(DATA, 3, UNIT)
+    twin = copy.deepcopy(grown)
+    assert twin.digests(DATA, 9, UNIT) == digests(Key(DATA, 0, EVERYBODY), 9, UNIT)
+    assert grown.digests(DATA, 4, UNIT) == digests(Key(DATA, 0, EVERYBODY), 4, UNIT)
 
 
 def test_the_same_tokens_of_another_namespace_have_other_digests() -> None:
