@@ -12,6 +12,7 @@ from halocline.config import Config
 from halocline.sim.generators import GENERATORS
 from halocline.sim.report import figures
 from halocline.sim.report.figure import Figure
+from halocline.sim.report.host_figures import HOST
 from halocline.sim.settings import ReplaySettings
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -161,7 +162,7 @@ def replay() -> str:
     for each in rows:
         default = "" if each.default is None else f"`{default_text(each.default)}`"
         flags.append((f"`{flag_of(each.name)}`", default, each.metadata["help"]))
-    groups = (figures.REQUESTS, figures.LATENCIES, figures.TOKENS, figures.ARENA, figures.RUN)
+    groups = (figures.REQUESTS, figures.LATENCIES, figures.TOKENS, figures.ARENA, HOST, figures.RUN)
     reasons = [
         ("code", "the first in line waits because"),
         *((f"`{code}`", why) for code, why in figures.REASONS.items()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from halocline.sim.host_use import Copied, HostSeries, HostUse
 from halocline.sim.outcome import (
     ArenaUse,
     Concurrency,
@@ -98,6 +99,37 @@ def outcome(policy: str = "shared", *, running: float = 36.0, **changes: Any) ->
         ),
     )
     return replace(made, **changes)
+
+
+def host_use() -> HostUse:
+    """Return what a run made of a host arena of 8 GiB."""
+    whole = (2.0 * GIB,) * POINTS
+    over_time = HostSeries(
+        time_seconds=tuple(10.0 * index for index in range(POINTS)),
+        interval_seconds=(10.0,) * POINTS,
+        retracted_bytes={"full": (1.0 * GIB,) * POINTS, "sliding-1024": (0.5 * GIB,) * POINTS},
+        cached_bytes={"full": whole, "sliding-1024": whole},
+        hole_bytes=(0.5 * GIB,) * POINTS,
+        free_bytes=whole,
+    )
+    return HostUse(
+        quota_bytes=8 * GIB + 1,
+        bytes=8 * GIB,
+        held_share=0.6875,
+        peak_bytes=7 * GIB,
+        retracted_bytes={"full": 1.0 * GIB, "sliding-1024": 0.5 * GIB},
+        cached_bytes={"full": 2.0 * GIB, "sliding-1024": 2.0 * GIB},
+        offloaded=Copied(17, 3 * GIB, 123_456),
+        restored=Copied(15, 2 * GIB, 111_222),
+        refused=1,
+        dropped=2,
+        written=Copied(400, 50 * GIB),
+        loaded=Copied(90, 10 * GIB, 800_000),
+        write_refused=3,
+        device_hit_rate=0.2,
+        host_hit_rate=0.1055,
+        series=over_time,
+    )
 
 
 def document(*outcomes: Outcome, command: str = "halocline replay trace.jsonl", **setup: str) -> dict[str, Any]:

@@ -99,6 +99,10 @@ class HostFigures:
     """Copies that were freed unread: their requests ended, found more in the prefix cache, or nothing was trusted."""
     offloaded_bytes: int
     loaded_bytes: int
+    offloaded_tokens: int = 0
+    """Positions that copies have spared, as they were made."""
+    restored_tokens: int = 0
+    """Those of the copies that were returned from."""
 
 
 @dataclass(frozen=True, slots=True)

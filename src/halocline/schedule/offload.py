@@ -56,6 +56,7 @@ class HostDesk:
         self._loaded_pages = [0] * len(arena.layout.pools)
         self._offloaded_pages = [0] * len(arena.layout.pools)
         self._counts = dict.fromkeys(("offloaded", "restored", "refused", "dropped"), 0)
+        self._tokens = dict.fromkeys(("offloaded_tokens", "restored_tokens"), 0)
 
     # ---- leaving
 
@@ -78,6 +79,7 @@ class HostDesk:
         handles = tuple(commit.handles[0])
         self._copies[request.id] = HostCopy(grant.owner, request.computed, grant, first_page, handles)
         self._counts["offloaded"] += 1
+        self._tokens["offloaded_tokens"] += request.computed
         self._count(self._offloaded_pages, sources)
 
     def _live_pages(self, holding: Holding, computed: int) -> tuple[tuple[int, ...], list[Places]]:
@@ -129,6 +131,7 @@ class HostDesk:
             return
         self._loading[request.id] = self._copies.pop(request.id)
         self._counts["restored"] += 1
+        self._tokens["restored_tokens"] += copy.tokens
 
     def take_work(self, chunked: Sequence[Request]) -> tuple[tuple[HostWork, ...], tuple[HostCopies, ...]]:
         """Return the host's work of a step that is committed: what is copied there, and what is loaded from there.
@@ -211,6 +214,7 @@ class HostDesk:
             offloaded_bytes=host.bytes_of(self._offloaded_pages),
             loaded_bytes=host.bytes_of(self._loaded_pages),
             **self._counts,
+            **self._tokens,
         )
 
     def audit(self, live: Mapping[str, Request]) -> list[Violation]:

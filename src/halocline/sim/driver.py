@@ -22,6 +22,7 @@ from halocline.params import SamplingParams
 from halocline.schedule.events import Abort, Arrive, Failed, NewToken, Rejected, Update
 from halocline.sim.backend import ReplayBackend, Stopwatch
 from halocline.sim.digest import Digest
+from halocline.sim.host_use import HostRecord
 from halocline.sim.lobby import Lobby
 from halocline.sim.outcome import SegmentRecord, StepRecord
 from halocline.sim.outline import Outline
@@ -60,6 +61,8 @@ class Driver:
     def __init__(
         self, setup: Setup, world: World, workload: Workload, stopwatch: Stopwatch, record: Recorder, mode: Mode
     ) -> None:
+        self.host = None if world.host is None else HostRecord(world.host)
+        """What the host arena holds, where there is one."""
         self._setup = setup
         self._scheduler = world.scheduler
         self._arena = world.arena
@@ -201,6 +204,8 @@ class Driver:
         reason = "" if head is None else head.code
         pages = (len(self._arena.stock.free), *budget.held, *budget.cached)
         self._record.interval(self.now, seconds, (self._scheduler.running, waiting, *pages), waiting, reason)
+        if self.host is not None:
+            self.host.interval(self.now, seconds)
         if plan is not None:
             self.digest.step(plan, pages)
         return reason

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
+from halocline.sim.host_use import HostUse
+
 Loop = Literal["open", "saturated"]
 REASONS = ("slots", "memory", "senior-short", "step-room", "queue", "prefix", "delay")
 """The codes of `halocline.schedule.events.Reason`, in a fixed order."""
@@ -213,11 +215,15 @@ class Outcome:
     series: Series
     pools: tuple[PoolShape, ...]
     window: tuple[StepRecord, ...] = ()
+    host: HostUse | None = None
+    """None without a host arena."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: dicts, lists, numbers and text, keys as the fields are called."""
         plain = _plain(self)
         assert isinstance(plain, dict), f"an outcome became a {type(plain).__name__}"
+        if self.host is None:
+            del plain["host"]  # a report says nothing of what there is not
         return plain
 
 

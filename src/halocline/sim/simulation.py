@@ -139,6 +139,7 @@ def _outcome(
         series=record.series(),
         pools=_pools(layout, world.caps),
         window=tuple(driver.window),
+        host=None if driver.host is None else driver.host.use(figures),
     )
 
 

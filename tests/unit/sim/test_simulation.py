@@ -14,6 +14,7 @@ from halocline.memory.retention import Full
 from halocline.schedule.scheduler import Scheduler
 from halocline.sim import driver as driver_module
 from halocline.sim.simulation import Progress, simulate
+from halocline.sim.workload import Job
 from testing.replays import job, small_setup, small_shape, workload
 
 
@@ -172,6 +173,58 @@ def test_with_a_host_arena_a_retraction_computes_nothing_again_and_its_copies_ta
     copied_pages = (slowly.seconds - hosted.seconds) * 1000
     assert copied_pages == pytest.approx(round(copied_pages), abs=1e-3)
     assert copied_pages >= 2 * hosted.retractions * 3  # at least one full page and two of the window
+
+
+def test_what_the_host_arena_held_and_did_is_told_and_adds_up() -> None:
+    lengths = [128 if number % 4 == 0 else 65 for number in range(60)]
+    jobs = workload(*(job(f"j{number}", number / 4, 8, output) for number, output in enumerate(lengths)))
+    plain = small_setup(pages=110, max_running_requests=16, admission=("expected", 0.05))
+    hosted = simulate(replace(plain, host_bytes=256 * 200 + 7), jobs)
+    use = hosted.host
+    assert use is not None
+    assert (use.quota_bytes, use.bytes) == (256 * 200 + 7, 256 * 200)
+    assert use.offloaded.times == hosted.retractions == use.restored.times + use.dropped
+    assert use.offloaded.tokens == use.restored.tokens, "nothing was dropped"
+    assert use.offloaded.bytes % 256 == 0
+    assert use.refused == use.write_refused == use.written.times == use.loaded.times == 0
+    assert 0 < use.peak_bytes <= use.bytes
+    over_time = use.series
+    kinds = (*over_time.retracted_bytes.values(), *over_time.cached_bytes.values())
+    for at, each in enumerate(zip(*kinds, over_time.hole_bytes, over_time.free_bytes, strict=True)):
+        assert sum(each) == pytest.approx(use.bytes), at
+    weights = over_time.interval_seconds
+    mean = sum(value * last for value, last in zip(over_time.retracted_bytes["full"], weights, strict=True)) / sum(
+        weights
+    )
+    assert use.retracted_bytes["full"] == pytest.approx(mean)
+    assert use.held_share == pytest.approx(sum(use.retracted_bytes.values()) / use.bytes)
+
+
+def test_hits_are_told_by_level_and_sum_to_the_hit_rate() -> None:
+    """Four families of prompts in turns, on a device that holds one of them."""
+    jobs = []
+    for number in range(24):
+        family = number % 4
+        own = Job(f"j{number}", 40.0 * number, ((family, 64), (100 + number, 8)), 3, 200 + number)
+        jobs.append(own)
+    plain = small_setup(pages=40, prefix_cache=True)
+    without = simulate(plain, workload(*jobs))
+    hosted = simulate(replace(plain, host_bytes=256 * 400, host_copy_bytes_per_second=1e15), workload(*jobs))
+    use = hosted.host
+    assert use is not None
+    assert use.host_hit_rate > 0
+    assert use.device_hit_rate + use.host_hit_rate == pytest.approx(hosted.hit_rate)
+    assert hosted.hit_rate > without.hit_rate
+    assert use.loaded.times > 0
+    assert use.loaded.tokens == round(use.host_hit_rate * hosted.tokens.prompt)
+    assert sum(use.cached_bytes.values()) > 0 == sum(use.retracted_bytes.values())
+    assert use.written.bytes > 0
+
+
+def test_a_run_without_a_host_arena_says_nothing_of_it() -> None:
+    outcome = simulate(small_setup(), workload(job("a")))
+    assert outcome.host is None
+    assert "host" not in outcome.to_dict()
 
 
 def test_unknown_lengths_end_where_they_end_and_known_ones_too() -> None:

@@ -24,6 +24,7 @@ from halocline.sim.report.figure import (
     value_at,
     yes_no,
 )
+from halocline.sim.report.host_figures import host_figures
 
 REASONS = {
     "slots": "as many requests as --max-running-requests allows are running",
@@ -309,6 +310,7 @@ def mean_bytes(outcome: Outcome) -> dict[str, dict[str, float]]:
 
 def lines(outcomes: Sequence[Outcome]) -> list[tuple[Figure, list[str]]]:
     """Return every figure that some run has, with the text of each run, in the order of the report."""
-    ordered = [*REQUESTS, *LATENCIES, *TOKENS, *ARENA, *kind_figures(outcomes), *reason_figures(outcomes), *RUN]
+    memory = [*ARENA, *kind_figures(outcomes), *host_figures(outcomes)]
+    ordered = [*REQUESTS, *LATENCIES, *TOKENS, *memory, *reason_figures(outcomes), *RUN]
     shown = [(figure, [figure.text(outcome) for outcome in outcomes]) for figure in ordered]
     return [(figure, texts) for figure, texts in shown if set(texts) != {NONE}]

@@ -46,23 +46,51 @@ class Plot:
 
 def plots(outcomes: Sequence[Outcome]) -> list[Plot]:
     """Return the plots that these runs have data for."""
-    made = [arena_over_time(outcomes), concurrency_over_time(outcomes), waiting_over_time(outcomes), *cdfs(outcomes)]
+    made = [
+        arena_over_time(outcomes),
+        host_over_time(outcomes),
+        concurrency_over_time(outcomes),
+        waiting_over_time(outcomes),
+        *cdfs(outcomes),
+    ]
     return [plot for plot in made if plot.traces]
 
 
 def arena_over_time(outcomes: Sequence[Outcome]) -> Plot:
     """Every byte of the arena over time, by kind; a row per run."""
     shown = [each for each in outcomes if value_at(each, ("series", "held_bytes"))]
+    words = (
+        "Means over each interval, stacked: what requests hold (and lock) of each pool, holes (free pages in slabs of "
+        "a pool), what the prefix cache keeps because nobody needs the bytes, and free slabs. Together they "
+        "are the arena."
+    )
     largest = max((each["kv_bytes"] for each in shown), default=0)
+    traces, layout = _stacked([(str(each["policy"]), each["series"]) for each in shown], largest, "held")
+    return Plot("arena", "The arena over time, by kind", words, traces, layout)
+
+
+def host_over_time(outcomes: Sequence[Outcome]) -> Plot:
+    """Every byte of the host arena over time, by kind; a row per run that has one."""
+    shown = [each for each in outcomes if value_at(each, ("host", "series", "time_seconds"))]
+    words = (
+        "Means over each interval, stacked: copies of retracted requests by pool, holes, the second level of the "
+        "prefix cache by pool, and free slabs. Together they are the quota's whole slabs."
+    )
+    largest = max((each["host"]["bytes"] for each in shown), default=0)
+    traces, layout = _stacked([(str(each["policy"]), each["host"]["series"]) for each in shown], largest, "retracted")
+    return Plot("host", "The host arena over time, by kind", words, traces, layout)
+
+
+def _stacked(rows: Sequence[tuple[str, Any]], largest: int, kind: str) -> tuple[list[Trace], dict[str, Any]]:
+    """Stack the bytes of an arena: of `kind`, holes, cached, free; `rows` are names and series."""
     unit, name = (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
-    pools = list(dict.fromkeys(pool for each in shown for pool in each["series"]["held_bytes"]))
+    pools = list(dict.fromkeys(pool for _, series in rows for pool in series[f"{kind}_bytes"]))
     colours = {pool: POOL_COLOURS[index % len(POOL_COLOURS)] for index, pool in enumerate(pools)}
     traces: list[Trace] = []
     named: set[str] = set()
-    for row, outcome in enumerate(shown, start=1):
-        series = outcome["series"]
+    for row, (_, series) in enumerate(rows, start=1):
         layers = [
-            (f"{pool} held", values, colours[pool], HELD_OPACITY) for pool, values in series["held_bytes"].items()
+            (f"{pool} {kind}", values, colours[pool], HELD_OPACITY) for pool, values in series[f"{kind}_bytes"].items()
         ]
         layers.append(("holes", series["hole_bytes"], HOLE_COLOUR, HELD_OPACITY))
         layers += [
@@ -74,13 +102,7 @@ def arena_over_time(outcomes: Sequence[Outcome]) -> Plot:
             area = _area(*points, label, row, f"%{{y:.2f}} {name}")
             traces.append(area | _fill(colour, opacity) | {"showlegend": label not in named})
             named.add(label)
-    words = (
-        "Means over each interval, stacked: what requests hold (and lock) of each pool, holes (free pages in slabs of "
-        "a pool), what the prefix cache keeps because nobody needs the bytes, and free slabs. Together they "
-        "are the arena."
-    )
-    layout = _rows([str(each["policy"]) for each in shown], name)
-    return Plot("arena", "The arena over time, by kind", words, traces, layout)
+    return traces, _rows([policy for policy, _ in rows], name)
 
 
 def concurrency_over_time(outcomes: Sequence[Outcome]) -> Plot:

@@ -17,9 +17,10 @@ from halocline.errors import ConfigError, FailedError
 from halocline.sim.outcome import REASONS, PoolShape
 from halocline.sim.report import figures, html, summary
 from halocline.sim.report.figure import seconds, value_at
+from halocline.sim.report.host_figures import HOST, host_figures
 from halocline.sim.report.json import as_json, check_writable, write
 from halocline.sim.report.plots import plots
-from testing.outcomes import GIB, POINTS, document, outcome
+from testing.outcomes import GIB, POINTS, document, host_use, outcome
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>[red]&amp;</textarea>"
 
@@ -254,3 +255,44 @@ def test_a_run_without_an_arena_has_a_page_without_its_plot() -> None:
     del record["outcomes"][0]["series"], record["outcomes"][0]["arena"]
     assert [plot.key for plot in plots(record["outcomes"])] == ["ttft_seconds", "tpot_seconds", "e2e_seconds"]
     Page(html.page(record))
+
+
+# ---- the host arena
+
+
+def test_a_host_arena_has_its_lines_and_a_run_without_one_says_nothing_of_it() -> None:
+    lines = printed(document(outcome(host=host_use()), outcome("static:0.8")))
+    cells = {
+        line.split("│")[0].strip(): [cell.strip() for cell in line.split("│")[1:]] for line in lines if "│" in line
+    }
+    assert cells["host: quota"] == ["8 GiB", "-"]
+    assert cells["host: held"] == ["68.8 %", "-"]
+    assert cells["host: requests offloaded"] == ["17", "-"]
+    assert cells["host: tokens restored"] == ["111,222", "-"]
+    assert cells["host: hit rate, device"] == ["20.0 %", "-"]
+    assert cells["host: hit rate, host"] == ["10.5 %", "-"]
+    assert cells["host: sliding-1024 retracted"] == ["512 MiB", "-"]
+    assert not [line for line in printed(document()) if "host" in line]
+
+
+def test_without_a_host_arena_the_record_and_the_page_do_not_name_one() -> None:
+    assert '"host"' not in as_json(document())
+    page = Page(html.page(document()))
+    assert "host" not in page.data
+    assert not [text for text in page.text if text.startswith(("host", "The host"))]
+
+
+def test_every_figure_of_the_host_stands_where_an_outcome_has_it() -> None:
+    made = outcome(host=host_use()).to_dict()
+    assert not [each.path for each in HOST if value_at(made, each.path) is None]
+    assert len({each.title for each in host_figures([made])}) == len(HOST) + 4
+
+
+def test_the_host_arenas_areas_add_up_to_it() -> None:
+    page = Page(html.page(document(outcome(host=host_use()), outcome("static:0.8"))))
+    drawn = page.data["host"]
+    assert [trace["name"] for trace in drawn["traces"]] == [
+        *("full retracted", "sliding-1024 retracted", "holes", "full cached", "sliding-1024 cached", "free"),
+    ]
+    assert sum(trace["y"][3] for trace in drawn["traces"]) == pytest.approx(8)
+    assert "The host arena over time, by kind" in page.text
