@@ -14,7 +14,7 @@ ifneq ($(DATA_FILE),)
 export HALOCLINE_DATA ?= $(abspath $(dir $(DATA_FILE)))
 endif
 
-.PHONY: help install demo serve test check e2e disagg bench laws mutants product compare clean
+.PHONY: help install demo serve test check e2e disagg nixl bench laws mutants product compare clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -48,6 +48,10 @@ e2e: $(STAMP)  ## 200 questions through the launched server, token by token agai
 
 disagg: $(STAMP)  ## prefill and decode workers as real processes: boundaries, kills, stops, the real model
 	OMP_NUM_THREADS=1 $(PYTEST) -m e2e tests/processes $(ARGS)
+
+nixl: $(STAMP)  ## links by the NIXL library over TCP on loopback; installs the extra of that name (69 MB)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[nixl]'
+	UCX_TLS=tcp,self OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not laws" tests/unit/links/test_nixl.py tests/unit/links/test_nixl_pull.py tests/processes/test_nixl_pair.py $(ARGS)
 
 # Tests are handed out one by one and taken over by who is idle: a few of them take minutes.
 laws: $(STAMP)  ## the long explorations of the laws: under 20 minutes on 2 cores; says at the end what was explored

@@ -24,12 +24,14 @@ from halocline.disagg.exchange import Exchange
 from halocline.disagg.landings import Landings
 from halocline.disagg.links import LinkPost, listen_for_links
 from halocline.disagg.messages import Hello as WorkerHello
-from halocline.disagg.messages import facts_of
+from halocline.disagg.messages import PoolFacts, facts_of
+from halocline.disagg.nixl_agent import missing
+from halocline.disagg.nixl_pull import NixlLinks
 from halocline.engine.client import EngineClient
 from halocline.engine.core import EngineParts
 from halocline.engine.front import FrontEnd
 from halocline.engine.messages import LinkFacts, ModelFacts, Spec
-from halocline.errors import ConfigError
+from halocline.errors import ConfigError, LinkError
 from halocline.memory.arena import Arena
 from halocline.memory.facts import CapacityFacts
 from halocline.memory.host import HostArena, host_layout
@@ -40,6 +42,8 @@ from halocline.schedule.scheduler import Scheduler
 from halocline.units import format_bytes
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from transformers import PreTrainedConfig
 
     from halocline.model.chat import ChatTemplate
@@ -99,6 +103,8 @@ def prepare(config: Config, *, quiet: bool = False) -> Prepared:
 
     if config.attention not in ("auto", *BACKENDS):
         raise ConfigError([f"attention is {config.attention!r}; it must be auto or one of {', '.join(BACKENDS)}"])
+    if config.link_kind == "nixl" and missing():
+        raise ConfigError([missing()])
     if config.chat_template is not None:
         read_template(config.chat_template)
     source = resolve(config.model, trust_remote_code=config.trust_remote_code, quiet=quiet)
@@ -309,9 +315,20 @@ def _join(
     listener = None
     if config.role != "decode":
         listener = listen_for_links(config.link_kind, config.link_host, config.link_port, folder)
-    post = LinkPost(hello, config.link_token.encode(), pages, landings, readable, listener)
+    nixl = _nixl_links(config, pages.pools, backend.arena.numpy())
+    post = LinkPost(hello, config.link_token.encode(), pages, landings, readable, listener, nixl=nixl)
     exchange = Exchange(post, landings, hello, lease_seconds=config.lease_seconds, work_before=scheduler.work_before)
     return exchange, LinkFacts(role=config.role_rule, address=post.address, epoch=epoch, fingerprint=model)
+
+
+def _nixl_links(config: Config, pools: tuple[PoolFacts, ...], arena: NDArray[np.uint8]) -> NixlLinks | None:
+    """Return the NIXL library's part in this worker; raises ConfigError where it cannot have one."""
+    if config.link_kind != "nixl":
+        return None
+    try:
+        return NixlLinks(config.link_host, pools, None if config.role == "decode" else arena)
+    except LinkError as error:
+        raise ConfigError([str(error)]) from error
 
 
 def _budget_bytes(config: Config, loaded: LoadedModel) -> int:

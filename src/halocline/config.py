@@ -41,7 +41,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "log_level": ("debug", "info", "warning", "error"),
     "prefix_cache": ("on", "off"),
     "role": ("both", "prefill", "decode"),
-    "link_kind": ("shm", "tcp"),
+    "link_kind": ("shm", "tcp", "nixl"),
 }
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
@@ -127,9 +127,13 @@ class Config:
     disagg: str | None = setting(
         None, "start so many local workers and a router: 1p1d is one for prompts, one for answers", server=True
     )
-    link_kind: str = setting("shm", "how pages come from a prefill worker: shm (same host) or tcp", server=True)
-    link_host: str = setting("127.0.0.1", "address on which a prefill worker takes tcp links", server=True)
-    link_port: int = setting(0, "port for tcp links; 0 picks a free one", server=True)
+    link_kind: str = setting(
+        "shm", "how pages come from a prefill worker: shm (same host), tcp, or nixl (the NIXL library)", server=True
+    )
+    link_host: str = setting(
+        "127.0.0.1", "address on which a prefill worker takes links; with nixl, any worker's own for pages", server=True
+    )
+    link_port: int = setting(0, "port for links other than shm; 0 picks a free one", server=True)
     link_token: str | None = setting(
         None, "secret that workers and router share; @FILE reads it (default: $HALOCLINE_LINK_TOKEN)", server=True
     )
