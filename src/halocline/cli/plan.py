@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from halocline.plan import ArenaPlan, Plan
+    from halocline.plan import ArenaPlan, HostPlan, Plan
 
 USED = (
     "model",
@@ -31,6 +31,7 @@ USED = (
     "max_running_requests",
     "step_tokens",
     "prefix_cache",
+    "host_bytes",
     "trust_remote_code",
 )
 """The settings that a plan depends on."""
@@ -124,6 +125,8 @@ def tables(found: Plan, arena: ArenaPlan) -> Iterator[Table]:
         yield cost_table(arena)
     if arena.held:
         yield room_table(found, arena)
+    if arena.host is not None:
+        yield host_table(found, arena.host)
 
 
 def head(found: Plan) -> str:
@@ -144,6 +147,7 @@ def arena_lines(found: Plan, arena: ArenaPlan) -> Iterator[str]:
     if arena.facts is not None:
         yield arena.facts.size_line()
         yield arena.facts.length_line()
+        yield from host_lines(arena)
         return
     yield (
         f"no arena is given: pages as in one of {format_bytes(NOMINAL_BYTES)}, slabs of "
@@ -151,6 +155,15 @@ def arena_lines(found: Plan, arena: ArenaPlan) -> Iterator[str]:
     )
     if found.max_model_len is not None:
         yield f"longest request of the model {found.max_model_len:,} tokens"
+    yield from host_lines(arena)
+
+
+def host_lines(arena: ArenaPlan) -> Iterator[str]:
+    """Yield the host arena's size, where there is one."""
+    if arena.host is not None:
+        host = arena.host
+        size = f"{format_bytes(host.arena_bytes)} = {host.slabs:,} slabs of {format_bytes(arena.slab_bytes)}"
+        yield f"host arena {size} (quota {format_bytes(host.quota_bytes)})"
 
 
 def pool_table(arena: ArenaPlan) -> Table:
@@ -196,6 +209,21 @@ def room_table(found: Plan, arena: ArenaPlan) -> Table:
             for asked, each in zip(found.policies, held, strict=True)
         ]
         table.add_row(row.label, *cells)
+    return table
+
+
+def host_table(found: Plan, host: HostPlan) -> Table:
+    """Return what requests of each row leave on the host and how many fit, and what prefixes of their prompts take."""
+    table = _table("on the host", "a retracted one", "at once", "its prompt cached", "such prompts", "tokens")
+    costs = {(cost.prompt_tokens, cost.output_tokens): cost for cost in host.costs}
+    for row, requests in zip(found.rows, host.retracted, strict=True):
+        cost = costs.get(row.lengths[0]) if len(set(row.lengths)) == 1 else None
+        copy, cached = "-", ("-", "-", "-")
+        if cost is not None:
+            copy = format_bytes(cost.copy_bytes)
+        if cost is not None and cost.prefix_tokens:
+            cached = (format_bytes(cost.prefix_bytes), f"{cost.prefixes:,}", f"{cost.held_tokens:,}")
+        table.add_row(row.label, copy, f"{requests:,}", *cached)
     return table
 
 

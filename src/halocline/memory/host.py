@@ -25,8 +25,9 @@ from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
 from halocline.memory.figures import ArenaFigures
 from halocline.memory.grant import Commit, Grant, Handles, Move, Order, Refusal
-from halocline.memory.layout import ArenaLayout
-from halocline.units import format_bytes
+from halocline.memory.layout import ArenaLayout, PoolLayout
+from halocline.memory.retention import State
+from halocline.units import ceil_div, format_bytes
 
 Places = NDArray[np.int32]
 
@@ -167,6 +168,13 @@ class HostArena:
     def figures(self) -> ArenaFigures:
         """Return where every byte of the host arena is (L13)."""
         return self.arena.figures()
+
+
+def read_span(pool: PoolLayout, computed: int) -> tuple[int, int]:
+    """Return the pages [first, end) that a request reads when it goes on at position `computed`: what a copy keeps."""
+    if isinstance(pool.retention, State):
+        return 0, 1
+    return pool.retention.first_needed(computed) // pool.page_tokens, ceil_div(computed, pool.page_tokens)
 
 
 def host_layout(layout: ArenaLayout, quota_bytes: int) -> ArenaLayout:

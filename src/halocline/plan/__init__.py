@@ -7,6 +7,7 @@ plan(config, resolve(...), ...)      pools and slabs, bytes per request, request
 from __future__ import annotations
 
 from halocline.plan.figures import NOMINAL_BYTES, POLICIES, ArenaPlan, Plan, plan
+from halocline.plan.host import HostCost, HostPlan
 from halocline.plan.models import DEFAULTS_OF, Resolved, resolve, resolve_shape
 from halocline.sim.room import BEST_STATIC, Row
 from halocline.sim.rows import read_rows, single_row
@@ -18,6 +19,8 @@ __all__ = [
     "NOMINAL_BYTES",
     "POLICIES",
     "ArenaPlan",
+    "HostCost",
+    "HostPlan",
     "Plan",
     "Resolved",
     "Row",

@@ -14,6 +14,7 @@ from halocline.config import Config
 from halocline.errors import ConfigError
 from halocline.memory.facts import CapacityFacts
 from halocline.memory.layout import ArenaLayout, solve_layout
+from halocline.plan.host import HostPlan, plan_host
 from halocline.plan.models import Resolved
 from halocline.sim.policies import policy_named
 from halocline.sim.room import (
@@ -54,6 +55,8 @@ class ArenaPlan:
     """By row and policy; empty where no size is given."""
     compromise: Compromise | None
     """The best single split for all rows, where there is more than one."""
+    host: HostPlan | None = None
+    """The host arena beside it; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,11 @@ class Plan:
             arena["tail_bytes"] = sum(pool.tail_bytes for pool in own.pools)
             for cost, told in zip(own.costs, arena["costs"], strict=True):
                 told["total_bytes"] = cost.total_bytes
+            if own.host is None:
+                del arena["host"]
+                continue
+            for on_host, told in zip(own.host.costs, arena["host"]["costs"], strict=True):
+                told["held_tokens"] = on_host.held_tokens
         return table
 
 
@@ -99,8 +107,9 @@ def plan(
 ) -> Plan:
     """Plan the memory of `model`, and of `model` with `draft` in the same arena.
 
-    `config` is what a server would get: `kv_bytes`, `page_tokens`, `policy` and the limits are used. `rows` are what to
-    make room for; without any, the lengths that a server shows at start. Raises ConfigError with every problem.
+    `config` is what a server would get: `kv_bytes`, `host_bytes`, `page_tokens`, `policy` and the limits are used.
+    `rows` are what to make room for; without any, the lengths that a server shows at start. Raises ConfigError with
+    every problem.
     """
     for name in policies:
         if name != BEST_STATIC:
@@ -133,6 +142,7 @@ def _arena(
 ) -> ArenaPlan:
     page_tokens, checkpoints = config.page_tokens_rule, config.keeps_prefixes
     held: tuple[tuple[Held, ...], ...] = ()
+    quota = config.host_budget_bytes
     if memory is None:
         layout = solve_layout(shape.layers, NOMINAL_BYTES, page_tokens)
     else:
@@ -147,6 +157,7 @@ def _arena(
         costs=tuple(request_cost(layout, *length) for length in singles),
         held=held,
         compromise=_compromise(layout, rows, policies, checkpoints) if held else None,
+        host=plan_host(layout, quota, rows, keeps_prefixes=checkpoints) if quota else None,
     )
 
 

@@ -24,15 +24,13 @@ from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation, differ
 from halocline.memory.demand import Demand
 from halocline.memory.grant import Handles, Refusal
-from halocline.memory.host import HostArena, HostCopies, HostCopy, HostCosts, HostWork, Places
+from halocline.memory.host import HostArena, HostCopies, HostCopy, HostCosts, HostWork, Places, read_span
 from halocline.memory.retention import Full
-from halocline.memory.retention import State as Recurrent
 from halocline.schedule.admission import Candidate, Gate
 from halocline.schedule.figures import HostFigures
 from halocline.schedule.holding import Holding, Keeper
 from halocline.schedule.request import Request, State
 from halocline.schedule.sharing import Entrance, Sharing
-from halocline.units import ceil_div
 
 COPY_OF = "copy of "
 """In whose name the grants of copies stand: this and the request's id."""
@@ -87,10 +85,8 @@ class HostDesk:
         firsts, places = [], []
         for number, pool in enumerate(self._arena.layout.pools):
             first, end = holding.first_page[number], holding.first_page[number] + len(holding.handles[number])
-            low, high = first, end
-            if not isinstance(pool.retention, Recurrent):
-                low = max(first, pool.retention.first_needed(computed) // pool.page_tokens)
-                high = min(end, ceil_div(computed, pool.page_tokens))
+            low, high = read_span(pool, computed)
+            low, high = max(first, low), min(end, high)
             firsts.append(low)
             places.append(self._arena.physical(number, holding.handles[number][low - first : high - first]))
         return tuple(firsts), places

@@ -67,6 +67,21 @@ def test_json_is_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["arenas"][0]["facts"]["slabs"] == 1092
 
 
+def test_a_host_arena_is_planned_by_the_engines_own_code(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("gemma3-270m", "--kv-bytes", "256MiB", "--host-bytes", "100MB", "--lengths", "2048+128,100+20")
+    code, out, _ = run(capsys, *arguments, "--policy", "shared")
+    assert code == 0
+    assert "host arena 95.2 MiB = 406 slabs of 240 KiB (quota 95.4 MiB)" in out
+    assert "on the host" in out
+    told = json.loads(run(capsys, *arguments, "--policy", "shared", "--json")[1])
+    host = told["arenas"][0]["host"]
+    # 2,175 positions are 136 full pages of 48 KiB and, of 511 before the next one, 33 sliding ones of 240 KiB.
+    assert host["costs"][0]["bytes_by_pool"] == [136 * 48 * 1024, 33 * 240 * 1024]
+    assert host["retracted"][0] == 406 // (136 / 5 + 33)
+    assert host["costs"][0]["held_tokens"] == host["costs"][0]["prefixes"] * 2048
+    assert "host" not in json.loads(run(capsys, "gemma3-270m", "--kv-bytes", "256MiB", "--json")[1])["arenas"][0]
+
+
 def test_without_bytes_it_says_that_capacity_needs_them(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "gemma-3-27b", "--lengths", "4096+256")
     assert code == 0
