@@ -96,7 +96,10 @@ class Charges:
                 for part in parts:
                     self._uncharge(part, len(part.handles), rooms)
             return handles
-        np.subtract.at(books.lockers, index, 1)
+        at = 0
+        for part in parts:  # each names a page once, two may name the same
+            books.lockers[index[at : at + len(part.handles)]] -= 1
+            at += len(part.handles)
         if pool in self._windows:
             at = 0
             for part in parts:
@@ -107,7 +110,8 @@ class Charges:
                     books.charge[index[of_part]] = NO_LOCK
                     self._uncharge(part, len(part.handles), rooms)
                 at = of_part.stop
-        return unique(handles[books.lockers[index] == 0])
+        left = handles[books.lockers[index] == 0]
+        return left if len(parts) == 1 or len(left) < 2 else unique(left)
 
     def _uncharge(self, part: Parting, count: int, rooms: dict[int, list[int]]) -> None:
         # What was charged to a parting lock becomes its room.

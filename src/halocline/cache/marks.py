@@ -305,11 +305,12 @@ class Marks:
             node.body = mark.tail = self._tell(node.body, pages, mark.worth, Place(2 * node.end + 1, 0, above))
             return
         bundle = self._forest.shape.pages_per_granule[self._locks.full[0]] if self._locks.full else 0
-        node.body = self._tell(node.body, body, node.worth, Place(2 * node.end, bundle, above))
+        if node.body is not None or any(map(len, body)):
+            node.body = self._tell(node.body, body, node.worth, Place(2 * node.end, bundle, above))
         for child in node.children.values() if node.body is not None else ():
             if child.body is not None and any(child.body.left):
                 self._arena.ranking.hang(child.body, node.body)
-        if mark is not None:
+        if mark is not None and (mark.tail is not None or any(map(len, tail))):
             mark.tail = self._tell(mark.tail, tail, mark.worth, Place(2 * node.end + 1, 0, node.body))
 
     def _tell(self, unit: Unit | None, pages: list[Handles], worth: float, place: Place) -> Unit | None:
@@ -337,10 +338,11 @@ class Marks:
             if self._arena.pools[pool].state.item(handles.item(-1) & INDEX_MASK) == LOCKED:
                 continue  # whoever locks a node's first page locks all of them
             state = self._arena.pools[pool].state[handles & INDEX_MASK]
-            if (state == CACHED).all():
+            free = state == CACHED
+            if np.count_nonzero(free) == len(handles):
                 pages[pool] = handles
             elif not (state == LOCKED).any():  # who sent them has gone, and some were not taken yet
-                pages[pool] = handles[state == CACHED]
+                pages[pool] = handles[free]
         return pages
 
     def _free_tail(self, mark: Mark) -> list[Handles]:
@@ -349,10 +351,12 @@ class Marks:
         pages = self._nothing()
         for pool in self.tail_pools:
             kept = self._keep(mark, pool)
-            kept = kept[self._arena.pools[pool].state[kept & INDEX_MASK] == CACHED]
-            pages[pool] = kept
+            free = self._arena.pools[pool].state[kept & INDEX_MASK] == CACHED
+            if not np.count_nonzero(free):
+                continue  # the one who set the mark reads all of them
+            pages[pool] = kept = kept[free]
             member = self._arena.ranking.member[pool][kept & INDEX_MASK]
-            if ((member != NO_UNIT) & (member != mine)).any():
+            if np.count_nonzero((member != NO_UNIT) & (member != mine)):
                 self._arena.requeue(pool, kept)
         return pages
 
