@@ -58,9 +58,15 @@ def span(pool: PoolLayout, start: int, end: int) -> tuple[int, int]:
     Page numbers count from the request's position 0. Nothing is rounded before: one division for each end.
     """
     assert 0 <= start < end, f"computing positions {start} ... {end - 1} of pool {pool.name} computes nothing"
-    if isinstance(pool.retention, State):
-        return 0, 1
-    return pool.retention.first_needed(start) // pool.page_tokens, ceil_div(end, pool.page_tokens)
+    return _first_page(pool, start), _end_page(pool, end)
+
+
+def _first_page(pool: PoolLayout, start: int) -> int:
+    return 0 if isinstance(pool.retention, State) else pool.retention.first_needed(start) // pool.page_tokens
+
+
+def _end_page(pool: PoolLayout, end: int) -> int:
+    return 1 if isinstance(pool.retention, State) else ceil_div(end, pool.page_tokens)
 
 
 def resident(
@@ -118,7 +124,8 @@ def fit_chunk(
 
     A chunk ends at a multiple of the granule G or at the prompt's end, and computes at most `limit_tokens`. Its price
     only rises with its end, so the last end that fits is found by halving; `fits` (the budget's own predicate) is asked
-    about `step_extra` beyond `resident`, and no other formula.
+    about `step_extra` beyond `resident`, and no other formula: a `span` begins where the chunk does, so that one end of
+    it is found once.
     """
     granule = layout.granule_tokens
     last_end = min(prompt_tokens, start + limit_tokens)
@@ -127,19 +134,24 @@ def fit_chunk(
     whole = max(0, last_end // granule - first + 1)
     ends_at_prompt = last_end == prompt_tokens and prompt_tokens % granule != 0 and prompt_tokens > start
     count = whole + ends_at_prompt
+    granted = [(pool, _first_page(pool, start) + pages) for pool, pages in zip(layout.pools, resident, strict=True)]
 
-    def chunk(index: int) -> int:
-        return ((first + index) * granule if index < whole else prompt_tokens) - start
+    def end(index: int) -> int:
+        return (first + index) * granule if index < whole else prompt_tokens
+
+    def extra(end: int) -> Demand:
+        beyond = [_end_page(pool, end) - pages for pool, pages in granted]
+        return Demand([pages if pages > 0 else 0 for pages in beyond])  # noqa: FURB136
 
     low, high = 0, count  # chunks [0, low) are known to fit, [high, count) not to
     while low < high:
         # The longest is tried first: mostly it fits, and then one question is enough.
         middle = high - 1 if high == count else (low + high) // 2
-        if fits(step_extra(layout, start, chunk(middle), resident)):
+        if fits(extra(end(middle))):
             low = middle + 1
         else:
             high = middle
-    return chunk(low - 1) if low else 0
+    return end(low - 1) - start if low else 0
 
 
 def floor_demand(layout: ArenaLayout, checkpoints: bool = False) -> Demand:

@@ -65,11 +65,8 @@ class StepRoom:
         """
         if self.tokens_left == 0:
             return 0
-
-        def fits(extra: Demand) -> bool:
-            return self._arena.fits(self._beyond_floor(extra))
-
-        return fit_chunk(self._arena.layout, start, target, self.tokens_left, resident, fits)
+        covered = resident.plus(self._floor.demand) if self._floor_is_free else resident
+        return fit_chunk(self._arena.layout, start, target, self.tokens_left, covered, self._arena.fits)
 
     def take(
         self, request: Request, start: int, tokens: int, resident: Demand, checkpoint: Demand | None = None
