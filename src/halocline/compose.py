@@ -194,6 +194,7 @@ def lay_out_layers(config: Config, layers: Sequence[LayerKV], model_tokens: int 
     if config.host_budget_bytes:
         host_layout(layout, config.host_budget_bytes)  # refused here, before the weights are read
     _check_low_mark(config, layout)
+    _check_staging(config, layout)
     policy = config.policy_rule
     caps = static_caps(layout, *policy[1:]) if policy[0] == "static" else None
     limits = Limits(
@@ -204,6 +205,18 @@ def lay_out_layers(config: Config, layers: Sequence[LayerKV], model_tokens: int 
         checkpoints=config.keeps_prefixes,
     )
     return Memory(layout, caps, capacity_facts(layout, caps, limits))
+
+
+def _check_staging(config: Config, layout: ArenaLayout) -> None:
+    """Refuse a staging buffer into which not even a page of this worker would fit: those of others are about as large."""
+    largest = max((pool.page_bytes for pool in layout.pools if pool.is_positional), default=0)
+    if config.link_token is not None and config.staging_quota_bytes < largest:
+        raise ConfigError(
+            [
+                f"staging_bytes is {config.staging_quota_bytes}, and one page of this worker has {largest} bytes: "
+                f"pages of workers with another page length could not be cut; give many times that"
+            ]
+        )
 
 
 def _check_low_mark(config: Config, layout: ArenaLayout) -> None:
@@ -316,7 +329,9 @@ def _join(
     if config.role != "decode":
         listener = listen_for_links(config.link_kind, config.link_host, config.link_port, folder)
     nixl = _nixl_links(config, pages.pools, backend.arena.numpy())
-    post = LinkPost(hello, config.link_token.encode(), pages, landings, readable, listener, nixl=nixl)
+    post = LinkPost(
+        hello, config.link_token.encode(), pages, landings, readable, listener, config.staging_quota_bytes, nixl
+    )
     exchange = Exchange(post, landings, hello, lease_seconds=config.lease_seconds, work_before=scheduler.work_before)
     return exchange, LinkFacts(role=config.role_rule, address=post.address, epoch=epoch, fingerprint=model)
 

@@ -137,6 +137,9 @@ class Config:
     link_token: str | None = setting(
         None, "secret that workers and router share; @FILE reads it (default: $HALOCLINE_LINK_TOKEN)", server=True
     )
+    staging_bytes: str | int = setting(
+        "64MiB", "bytes in which pages of workers with another page length wait to be cut, of all links", server=True
+    )
     lease_seconds: float = setting(10.0, "a transfer without progress for this long is given up", server=True)
     decode_reserve_tokens: int = setting(
         512, "tokens by which an answer may grow without a new grant when its prompt is computed elsewhere", server=True
@@ -179,6 +182,11 @@ class Config:
     def host_budget_bytes(self) -> int:
         """`host_bytes` as a number of bytes."""
         return parse_bytes(self.host_bytes)
+
+    @property
+    def staging_quota_bytes(self) -> int:
+        """`staging_bytes` as a number of bytes."""
+        return parse_bytes(self.staging_bytes)
 
     @property
     def disagg_rule(self) -> tuple[int, int] | None:
@@ -339,7 +347,7 @@ def _problems_of_form(name: str, value: Any) -> list[str]:
             parse_policy(value)
         elif name == "page_tokens":
             parse_page_tokens(value)
-        elif name in ("prefill_delay_low_bytes", "host_bytes"):
+        elif name in ("prefill_delay_low_bytes", "host_bytes", "staging_bytes"):
             parse_bytes(value)
         elif name == "disagg":
             parse_disagg(value)

@@ -19,7 +19,7 @@ from halocline.disagg import messages as wire
 from halocline.disagg.actions import Key
 from halocline.disagg.arena_pages import ArenaPages, Bytes
 from halocline.disagg.landings import Landings
-from halocline.disagg.links import LinkPost, listen_for_links
+from halocline.disagg.links import STAGING_BYTES, LinkPost, listen_for_links
 from halocline.disagg.post import Delivered, Down, News, Up
 from halocline.memory.layout import ArenaLayout
 from halocline.schedule.events import PoolPages
@@ -53,6 +53,7 @@ def make_end(
     folder: Path | None = None,
     secret: bytes = SECRET,
     is_sealed: bool = True,
+    staging_bytes: int = STAGING_BYTES,
 ) -> End:
     """Make a worker's end whose arena has random bytes; with a kind, it listens."""
     seed = sum(epoch.encode())
@@ -71,7 +72,7 @@ def make_end(
     pages = ArenaPages(arena, own.facts.pools)
     landings = Landings(pages, layout.pools)
     listener = None if kind is None else listen_for_links(kind, "127.0.0.1", 0, folder or Path())
-    return End(layout, arena, landings, LinkPost(own, secret, pages, landings, descriptor, listener))
+    return End(layout, arena, landings, LinkPost(own, secret, pages, landings, descriptor, listener, staging_bytes))
 
 
 def wait_for(end: End, kind: type[NewsKind], seconds: float = 20.0) -> NewsKind:
@@ -98,9 +99,14 @@ def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 @contextmanager
-def joined(theirs: ArenaLayout, ours: ArenaLayout, kind: Kind, folder: Path) -> Iterator[tuple[End, str, End, str]]:
+def joined(
+    theirs: ArenaLayout, ours: ArenaLayout, kind: Kind, folder: Path, staging_bytes: int = STAGING_BYTES
+) -> Iterator[tuple[End, str, End, str]]:
     """Yield (sender, its name for the receiver, receiver, its name for the sender) of a standing link."""
-    sender, receiver = make_end(theirs, "sender", kind, folder), make_end(ours, "receiver")
+    sender, receiver = (
+        make_end(theirs, "sender", kind, folder),
+        make_end(ours, "receiver", staging_bytes=staging_bytes),
+    )
     try:
         peer = receiver.post.dial(sender.post.address)
         wait_for(receiver, Up)

@@ -134,6 +134,7 @@ def test_the_served_name_is_the_operators_or_the_models(folder: Path) -> None:
         ({"attention": "magic"}, "one of reference"),
         ({"chat_template": "absent.jinja"}, "absent.jinja"),
         ({"policy": "static:0.001"}, "static split"),
+        ({"link_token": "a", "staging_bytes": 100}, "staging_bytes is 100, and one page"),
     ],
 )
 def test_impossible_settings_are_refused_before_weights_are_read(

@@ -104,6 +104,7 @@ def test_all_problems_are_told_at_once() -> None:
         ("link_port", 65536, "from 0 to 65535"),
         ("lease_seconds", 0, "from 0.1"),
         ("decode_reserve_tokens", -1, "from 0"),
+        ("staging_bytes", "much", "staging_bytes"),
         ("host_bytes", "some", "host_bytes"),
         ("host_bytes", -1, "negative"),
         ("admission", "expected:1.5", "quantile"),

@@ -26,6 +26,7 @@ from halocline.disagg.stretches import Stretches, unwanted
 from halocline.errors import LinkError
 
 WAIT_MS = 1000
+STAGED_WAIT_MS = 100
 WRONG = "the checksum of a page is wrong"
 CLOSED = "the landing was closed"
 
@@ -112,15 +113,19 @@ class FromSocket:
     def take(self, landing: Landing | None, group: stream.Group, index: int, numbers: Sequence[int]) -> str:
         """See `Source`."""
         del numbers
-        line, (pool, _, count) = self._line, group
-        line.count_pages(pool, count)
+        pool, count = group.pool, group.pages
         if landing is None:
-            return self._drop(pool, count)
-        if line.are_equal[pool]:
-            here = self._receive(landing, pool, line.home.landings.numbers(landing, pool, index, count))
-            return line.verdict(landing, group, index, here, line.read_sums(count))
-        wrong = line.cut(landing, pool, index, self._bring)
-        return (self._drop(pool, count) or CLOSED) if wrong is None else wrong
+            wrong = self._drop(pool, count, "")
+        elif self._line.are_equal[pool]:
+            here = self._receive(landing, pool, self._line.home.landings.numbers(landing, pool, index, count))
+            wrong = self._line.verdict(landing, group, index, here, self._line.read_sums(count))
+        else:
+            while landing.is_open and not self._poll.poll(WAIT_MS):
+                continue  # a page that has not begun to come takes no room
+            cut = self._line.cut(landing, pool, index, self._bring)
+            wrong = self._drop(pool, count, CLOSED) if cut is None else cut
+        self._line.count_pages(pool, count)
+        return wrong
 
     def _receive(self, landing: Landing, pool: int, numbers: Sequence[int]) -> list[int | None]:
         """Read pages into their landing, or nowhere as soon as it is closed; return the checksums of those there."""
@@ -153,17 +158,17 @@ class FromSocket:
             if claim.is_overdue:
                 raise LinkError("a page of it took too long, and others waited for its room in the staging buffer")
             if not self._read(into):
-                self._poll.poll(WAIT_MS)
+                self._poll.poll(STAGED_WAIT_MS)
         self._line.counts.received += stream.SUM_BYTES
         return int.from_bytes(told, "little")
 
-    def _drop(self, pool: int, count: int) -> str:
+    def _drop(self, pool: int, count: int, why: str) -> str:
         into = Stretches(unwanted(count * self._line.theirs[pool].page_bytes))
         while into.left_bytes:
             if not self._read(into):
                 self._poll.poll(WAIT_MS)
         self._line.read_sums(count)
-        return ""
+        return why
 
     def _read(self, into: Stretches) -> bool:
         """Read what there is; return False when there is nothing yet. Raises ConnectionError at the end."""

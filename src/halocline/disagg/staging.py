@@ -44,7 +44,6 @@ class Staging:
 
     def __init__(self, quota_bytes: int) -> None:
         """The buffer is allocated when the first page wants to be cut; most workers never do."""
-        assert quota_bytes > 0, f"a quota of {quota_bytes} bytes has room for no page"
         self.quota_bytes = quota_bytes
         self._buffer: Bytes | None = None
         self._changed = threading.Condition()

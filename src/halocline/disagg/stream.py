@@ -35,6 +35,7 @@ HEAD = struct.Struct("<2sBI")
 MAGIC = b"HL"
 MESSAGE, PAGES = 1, 2
 SUM_BYTES = 8
+TOO_SLOW = "the peer took too long to say who it is"
 MAX_FRAME_BYTES = 2 * MAX_MESSAGE_BYTES
 PIECE_BYTES = 1 << 20
 """Of what a peer announces, not more than this is allocated ahead of what has come."""
@@ -161,9 +162,12 @@ def receive(sock: socket.socket, size: int, until: float | None = None) -> bytea
         if until is not None:
             left = until - time.monotonic()
             if left <= 0:
-                raise LinkError("the peer took too long to say who it is")
+                raise LinkError(TOO_SLOW)
             sock.settimeout(left)
-        got = sock.recv_into(view, len(view), socket.MSG_WAITALL)
+        try:
+            got = sock.recv_into(view, len(view), socket.MSG_WAITALL)
+        except TimeoutError as error:
+            raise LinkError(TOO_SLOW) from error
         if not got:
             raise ConnectionError("the connection ended")
         view = view[got:]

@@ -49,7 +49,11 @@ TRANSFER_TOTALS = {
     "attempts_lost": "attempts that ended before their time: lost peers, leases, revocations",
     "leases_lost": "of these, the ones that ended because nothing went on for the lease",
 }
-"""Counters of transfers: name, meaning. `TransferFigures.totals` has these names."""
+"""Counters of transfers: name, meaning. `TransferFigures.totals` has these names, and those of the gauges below."""
+_TRANSFER_GAUGES = {
+    "staged_bytes": "bytes of pages that are here to be cut into pages of another length",
+    "staging_bytes": "the most that `staged_bytes` may be",
+}
 _CACHE_TOTALS = {
     "prefix_lookup_tokens": "prompt tokens of requests that were admitted for the first time",
     "prefix_hit_tokens": "of these, the ones that the prefix cache had",
@@ -153,6 +157,8 @@ def _transfers(figures: TransferFigures) -> Iterator[Metric]:
     yield GaugeMetricFamily("halocline_transfer_peers", "workers that are connected now", value=figures.peers)
     text = "bytes of the arena into which pages of other workers are being written"
     yield GaugeMetricFamily("halocline_transfer_landing_bytes", text, value=figures.landing_bytes)
+    for name, text in _TRANSFER_GAUGES.items():
+        yield GaugeMetricFamily(f"halocline_transfer_{name}", text, value=figures.totals.get(name, 0))
     for name, text in TRANSFER_TOTALS.items():
         yield CounterMetricFamily(f"halocline_transfer_{name}", text, value=figures.totals.get(name, 0))
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from halocline.engine.messages import Snapshot
+from halocline.engine.messages import Snapshot, TransferFigures
 from halocline.engine.metrics import Metrics
 from halocline.memory.demand import Demand
 from halocline.memory.grant import Grant
@@ -143,3 +143,15 @@ def test_every_name_begins_with_ours_and_ends_with_a_unit() -> None:
     for name in samples(metrics):
         assert name.startswith("halocline_")
         assert unit.search(name.split("{")[0]), name
+
+
+def test_what_is_staged_and_its_quota_are_gauges_and_all_other_transfer_figures_counters() -> None:
+    totals = {"staged_bytes": 300, "staging_bytes": 1000, "sent_bytes": 7}
+    said = snapshot()
+    values = samples(
+        Metrics(lambda: msgspec.structs.replace(said, transfers=TransferFigures(totals=totals)), lambda: True, "fake")
+    )
+    assert values["halocline_transfer_staged_bytes"] == 300
+    assert values["halocline_transfer_staging_bytes"] == 1000
+    assert values["halocline_transfer_sent_bytes_total"] == 7
+    assert "halocline_transfer_staged_bytes_total" not in values
