@@ -26,7 +26,7 @@ SERVED = ("gemma3", "llama", "mistral", "llama4", "gpt-oss", "gemma3n", "gemma4"
 
 
 def draw_configs(random: Random, family: str) -> dict[str, Config]:
-    """Draw two or three workers, every setting of each by itself, which trust each other's model and nothing else."""
+    """Draw two or three workers, every setting of each by itself; answers of the first outgrow their grants."""
     link_kind, configs = random.choice(("shm", "tcp")), {}
     for name in ("a", "b", "c")[: random.choice((2, 2, 3))]:
         row = Row(
@@ -34,16 +34,16 @@ def draw_configs(random: Random, family: str) -> dict[str, Config]:
             cache=random.choice(("on", "off")),
             host=random.choice(("none", "ample")),
             chunks=random.choice(("mixed", "whole")),
-            retraction=random.choice(("none", "forced", "forced")),
+            retraction="forced" if name == "a" else random.choice(("none", "forced")),
             policy=random.choice(("shared", "static")),
-            admission=random.choice(("expected", "guaranteed")),
+            admission="expected" if name == "a" else random.choice(("expected", "guaranteed")),
             attention=random.choice(("cpu", "reference", "blocked")),
         )
         configs[name] = replace(
             settings(row, random.choice(list(PAGES))),
             role="both",
             link_kind=link_kind,
-            decode_reserve_tokens=random.choice((0, 0, 3, 512)),
+            decode_reserve_tokens=0 if name == "a" else random.choice((0, 3, 512)),
         )
     return configs
 
@@ -53,7 +53,8 @@ def draw_asked(random: Random, family: str, names: list[str], number: int) -> tu
     which = random.randrange(len(SIZES))
     new = SIZES[which][1]
     said = list(expected(family)[which].tokens[: random.choice((0, random.randrange(new)))])
-    at, other = random.sample(names, 2)
+    at = random.choice((*names, "a"))
+    other = random.choice([name for name in names if name != at])
     asked = Asked(
         f"request {number}",
         prompts()[which] + said,
@@ -89,15 +90,17 @@ def test_workers_of_any_settings_compute_for_each_other(seed: int, happened: Cou
             assert worker.transfers["leases_lost"] == 0, name
             happened["received"] += worker.transfers["received"]
             happened["sent"] += worker.transfers["sent"]
-            happened["retracted"] += worker.scheduler.figures().totals.retractions
+            # A prompt on its way that gives way to a senior is counted among the retractions.
+            happened["gave way"] += worker.transfers["attempts_lost"]
+            happened["retracted"] += worker.scheduler.figures().totals.retractions - worker.transfers["attempts_lost"]
 
 
 def test_in_these_groups_prompts_travelled_answers_were_retracted_and_clients_left(happened: Counter[str]) -> None:
     if not happened:
         pytest.skip("it counts what the other tests of this file have done")
     assert happened["received"] > 4 * len(SEEDS), happened
-    assert happened["retracted"] > len(SEEDS), happened
-    assert happened["cut short"] > 0, happened
+    assert min(happened["gave way"], happened["cut short"]) > 0, happened
+    print(dict(happened))
 
 
 SAMPLED = SamplingParams(

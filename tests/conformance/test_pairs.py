@@ -159,7 +159,7 @@ def has_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (computes_every_prompt_itself, Row(cache="off", chunks="whole"), "pages travelled"),
         pytest.param(
-            has_room_for_all, Row(cache="off", retraction="forced"), "somebody was retracted", marks=pytest.mark.e2e
+            has_room_for_all, Row(cache="off", retraction="forced"), "an answer was retracted", marks=pytest.mark.e2e
         ),
     ],
     ids=words,

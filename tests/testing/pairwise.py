@@ -280,9 +280,10 @@ def _teach_short_outputs(workers: Mapping[str, Worker]) -> None:
 
 def _missing(row: Row, workers: Mapping[str, Worker], retracted: int, rounds: int) -> list[str]:
     answers, config = workers[ANSWERS], configs(row)[ANSWERS]
-    totals = answers.scheduler.figures().totals
+    # A prompt on its way that gives way to a senior counts as retracted, too: here an answer must have been.
+    retracted += answers.transfers.get("attempts_lost", 0)
     claims = {
-        "somebody was retracted": (totals.retractions > retracted) is row.is_retracting,
+        "an answer was retracted": (answers.scheduler.figures().totals.retractions > retracted) is row.is_retracting,
         "all fit at once": row.retraction == "none" or not everybody_fits(row, config),
         "arenas are split": (lay_out_caps(row, config) is None) is (row.policy == "shared"),
     }
