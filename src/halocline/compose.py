@@ -208,7 +208,7 @@ def lay_out_layers(config: Config, layers: Sequence[LayerKV], model_tokens: int 
 
 
 def _check_staging(config: Config, layout: ArenaLayout) -> None:
-    """Refuse a staging buffer into which not even a page of this worker would fit: those of others are about as large."""
+    """Refuse a staging buffer into which not even a page of this worker fits: those of others are about as large."""
     largest = max((pool.page_bytes for pool in layout.pools if pool.is_positional), default=0)
     if config.link_token is not None and config.staging_quota_bytes < largest:
         raise ConfigError(

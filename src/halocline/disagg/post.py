@@ -60,7 +60,9 @@ class Post(Protocol):
     def send(self, peer: str, message: Message, runs: Sequence[PoolPages] = ()) -> None:
         """Queue a message; with `Pages` go whole pages of this worker's arena, one `PoolPages` per pool.
 
-        A peer that is down gets nothing.
+        Messages without pages overtake those with pages that are still queued: what renews the leases of some requests
+        must not stand behind all the pages of another. A peer that is down gets nothing; one that does not read, and
+        for which too much waits, is left.
         """
         ...
 
@@ -76,7 +78,9 @@ class Post(Protocol):
         ...
 
     def figures(self) -> Mapping[str, int]:
-        """Return counts since the start: sent_bytes, received_bytes, sent_page_bytes, received_page_bytes."""
+        """Return counts since the start: sent_bytes, received_bytes, sent_page_bytes, received_page_bytes; and of now:
+        staged_bytes, staging_bytes (their quota).
+        """
         ...
 
     def close(self) -> None:
