@@ -37,7 +37,9 @@ def measure_costs(loaded: LoadedModel, step_tokens: int) -> HostCosts:
     def compute() -> None:
         loaded.model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=1)
 
-    return HostCosts(COPIED_BYTES / _seconds(copy, device), tokens / _seconds(compute, device))
+    copied = COPIED_BYTES / _seconds(copy, device)
+    link = min(HostCosts().link_bytes_per_second, copied / 2)  # it copies each byte once and reads it twice for its sum
+    return HostCosts(copied, tokens / _seconds(compute, device), link)
 
 
 def _seconds(act: Callable[[], object], device: torch.device) -> float:
