@@ -46,12 +46,12 @@ check: $(STAMP)  ## format, lint, types, shape
 e2e: $(STAMP)  ## 200 questions through the launched server, token by token against transformers
 	OMP_NUM_THREADS=$$(nproc) $(PYTEST) -m e2e -s $(ARGS)
 
-disagg: $(STAMP)  ## prefill and decode workers as real processes: boundaries, kills, stops, the real model
-	OMP_NUM_THREADS=1 $(PYTEST) -m e2e tests/processes $(ARGS)
+disagg: $(STAMP)  ## prefill and decode workers: boundaries, kills, stops, the real model, every pair of features
+	OMP_NUM_THREADS=1 $(PYTEST) -m e2e tests/processes tests/conformance $(ARGS)
 
 nixl: $(STAMP)  ## links by the NIXL library over TCP on loopback; installs the extra of that name (69 MB)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[nixl]'
-	UCX_TLS=tcp,self OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not laws" tests/unit/links/test_nixl.py tests/unit/links/test_nixl_pull.py tests/processes/test_nixl_pair.py $(ARGS)
+	UCX_TLS=tcp,self OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not laws" tests/unit/links/test_nixl.py tests/unit/links/test_nixl_pull.py tests/processes/test_nixl_pair.py tests/conformance/test_pairs.py::test_links_by_the_nixl_library_answer_as_generate_does $(ARGS)
 
 # Tests are handed out one by one and taken over by who is idle: a few of them take minutes.
 laws: $(STAMP)  ## the long explorations of the laws: under 20 minutes on 2 cores; says at the end what was explored

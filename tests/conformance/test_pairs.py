@@ -19,6 +19,7 @@ import pytest
 from allpairspy import AllPairs
 
 from halocline.disagg.landings import Landings
+from halocline.disagg.nixl_agent import missing
 from halocline.memory.layout import PoolLayout
 from halocline.memory.retention import Full
 from halocline.model.host_pages import HostPages
@@ -35,7 +36,7 @@ AXES: dict[str, Sequence[str]] = {
         *("gemma3", "llama", "mistral", "llama4", "gpt-oss", "gemma2", "gemma3n", "gemma4", "deepseek-v3"),
     ],
     "pages": list(PAGES),
-    "link": LINKS,
+    "link": LINKS,  # and below the one by a library that may not be installed
     "cache": ["on", "off"],
     "host": ["none", "ample"],
     "chunks": ["mixed", "whole"],
@@ -72,6 +73,23 @@ def test_two_workers_answer_as_generate_does(row: Row) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_every_pair_of_features_answers_as_generate_does(row: Row) -> None:
+    _check(row)
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.parametrize(
+    "row",
+    [
+        Row(link="nixl", chunks="whole", cache="off"),
+        Row(family="gpt-oss", link="nixl", retraction="forced", host="ample", cache="off", admission="expected"),
+        Row(family="llama4", link="nixl, other pages", retraction="forced", policy="static", pages="2 full, 16 local"),
+    ],
+    ids=str,
+)
+def test_links_by_the_nixl_library_answer_as_generate_does(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
     _check(row)
 
 

@@ -135,10 +135,14 @@ def configs(row: Row) -> dict[str, Config]:
         return {ANSWERS: settings(row, row.pages)}
     whole = row.chunks == "whole"
     other = OTHER_PAGES[row.pages] if row.link.endswith("other pages") else row.pages
-    return {
+    made = {
         ANSWERS: replace(settings(row, row.pages), role="decode" if whole else "both"),
         PROMPTS: replace(settings(row, other), role="prefill" if whole else "both"),
     }
+    layouts = [lay_out(config, tiny_config(row.family), int(config.kv_bytes)).layout for config in made.values()]
+    # Room for one page only that waits to be cut, of whichever worker.
+    staging_bytes = max(pool.page_bytes for layout in layouts for pool in layout.pools)
+    return {name: replace(config, staging_bytes=staging_bytes) for name, config in made.items()}
 
 
 def settings(row: Row, pages: str) -> Config:
