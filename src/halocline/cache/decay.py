@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halocline.cache.forest import Forest
 from halocline.cache.marks import Marks
@@ -45,11 +46,11 @@ class Decay:
             index = handles & INDEX_MASK
             for node, gone in self._forest.places(pool, index):
                 touched[node.id] = node
-                last = max(gone.tolist()) + node.start * self._forest.shape.pages_per_granule[pool]
+                last = _highest(gone) + node.start * self._forest.shape.pages_per_granule[pool]
                 marks.update(dict.fromkeys(self._marks.near(node, pool, last)))
                 node.pages[pool][gone] = TOMBSTONE
                 if pool in self._full:
-                    granule = min(gone.tolist()) // self._forest.shape.pages_per_granule[pool]
+                    granule = int(gone.min()) // self._forest.shape.pages_per_granule[pool]
                     cuts[node.id] = min(granule, cuts.get(node.id, granule))
             self._forest.disown(pool, index)
         extra: list[list[Handles]] = [[NO_HANDLES] for _ in died]
@@ -112,3 +113,8 @@ class Decay:
             assert not node.locks, "a request's locked path ends at a page that died"
             self._forest.remove(node)
         return [node.mark] if node.mark is not None else []
+
+
+def _highest(places: NDArray[np.int64]) -> int:
+    # Mostly one, and else a hundred.
+    return places.item(0) if len(places) == 1 else int(np.maximum.reduce(places))

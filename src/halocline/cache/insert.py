@@ -120,11 +120,12 @@ class Inserter:
         if plan is None:
             self._insert_states(each.lock, each.own)
             return self._nothing
+        if plan.is_new:
+            self._adopt(each.lock, plan)
+            self._insert_states(each.lock, each.own)
+            return Inserted(self._nothing.swapped, plan.branch)
         swapped = [Own(0, NO_HANDLES)] * self._forest.shape.pools
         for merge in plan.merges:
-            if plan.is_new:
-                self._adopt(each.lock, plan.node, merge)
-                continue
             self._settle_kept(each.lock, plan.path(), merge)
             swapped[merge.pool] = self._record(each.lock, plan.path(), merge)
         self._insert_states(each.lock, each.own)
@@ -189,15 +190,19 @@ class Inserter:
             self._arena.cache(lock.grant, merge.pool, mine[new])
             self._write(path, merge.pool, merge.first_page, mine, theirs)
 
-    def _adopt(self, lock: Lock, node: Node, merge: Merge) -> None:
+    def _adopt(self, lock: Lock, plan: Insertion) -> None:
         # What `_settle_kept` and `_record` do where the tree has nothing: all of it is the tree's, and locked.
-        pool, handles = merge.pool, merge.mine[merge.kept_from - merge.first_page :]
-        if len(handles):
-            self._arena.adopt(lock.grant, self._only(pool, handles))
-            self._locks.count_first(lock, pool, handles & INDEX_MASK)
-            self._forest.fill(node, pool, merge.kept_from, handles)
-        if pool in self._locks.windows:
-            self._locks.lengthen(lock, pool, merge.kept_from, handles)
+        kept: list[Handles] = [NO_HANDLES] * self._forest.shape.pools
+        for merge in plan.merges:
+            kept[merge.pool] = merge.mine[merge.kept_from - merge.first_page :]
+        self._arena.adopt(lock.grant, kept)
+        for merge in plan.merges:
+            pool, handles = merge.pool, kept[merge.pool]
+            if len(handles):
+                self._locks.count_first(lock, pool, handles & INDEX_MASK)
+                self._forest.fill(plan.node, pool, merge.kept_from, handles)
+            if pool in self._locks.windows:
+                self._locks.lengthen(lock, pool, merge.kept_from, handles)
 
     def _settle_kept(self, lock: Lock, path: list[Node], merge: Merge) -> None:
         # Pages that the request still reads: duplicates are swapped for the tree's, the others adopted.
