@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from halocline.disagg import messages as wire
 from halocline.disagg.actions import Key
-from halocline.disagg.arena_pages import ArenaPages
+from halocline.disagg.arena_pages import ArenaPages, Bytes
 from halocline.disagg.landings import Landings
 from halocline.disagg.simulated import Cargo
 from halocline.memory.layout import ArenaLayout
@@ -29,9 +29,13 @@ Watch = Callable[[Key, int, list[int]], None]
 class ByteBackend(FakeBackend):
     """The oracle with its words in one array of bytes."""
 
-    def __init__(self, layout: ArenaLayout, vocab_size: int, eos: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, layout: ArenaLayout, vocab_size: int, eos: tuple[int, ...] = (), arena: Bytes | None = None
+    ) -> None:
+        """`arena`: memory to use, shape (arena bytes,), which other processes may see; None: its own."""
         super().__init__(layout, vocab_size, eos)
-        self.arena = np.full(layout.arena_bytes, 0xBD, np.uint8)
+        self.arena: Bytes = np.empty(layout.arena_bytes, np.uint8) if arena is None else arena
+        self.arena[:] = 0xBD
         for pool in self.pools:
             pool.raw = self._view(pool.raw.shape, pool.pool.stride_bytes, 0)
             pool.deep = self._view(pool.raw.shape, pool.pool.stride_bytes, pool.pool.page_tokens * WORD_BYTES)
@@ -50,11 +54,11 @@ class ByteMemory:
     def __init__(self, backend: ByteBackend, facts: wire.PeerFacts, watch: Watch) -> None:
         self._watch = watch
         self._facts = facts
-        self._pages = ArenaPages(backend.arena, facts.pools)
+        self.pages = ArenaPages(backend.arena, facts.pools)
         self._strided = [
             backend.arena.reshape(-1, pool.stride_bytes)[:, : pool.page_bytes] for pool in backend.layout.pools
         ]
-        self.landings = self.make_landings(self._pages, backend.layout)
+        self.landings = self.make_landings(self.pages, backend.layout)
 
     def make_landings(self, pages: ArenaPages, layout: ArenaLayout) -> Landings:
         """Return the landings; a place for a test's wrong ones."""

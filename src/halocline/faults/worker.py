@@ -18,6 +18,7 @@ from halocline.faults.sketch import LEASE_SECONDS, VOCAB, WorkerSketch
 from halocline.faults.words import ByteBackend, ByteMemory, Watch
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
+from halocline.memory.layout import ArenaLayout
 from halocline.schedule.events import Abort, Event, Landed, LandingReady, Lost, Update
 from halocline.schedule.scheduler import Scheduler
 from halocline.step import StepPlan
@@ -35,7 +36,7 @@ class Worker:
         self.sketch = sketch
         self.arena = Arena(sketch.layout, None)
         self.scheduler = Scheduler(self.arena, rules)
-        self.backend = ByteBackend(sketch.layout, VOCAB, rules.eos_token_ids)
+        self.backend = make.backend(sketch.layout, rules.eos_token_ids)
         facts = wire.facts_of(
             sketch.layout, model="oracle", dtype="words", vocab_size=VOCAB, eos_token_ids=rules.eos_token_ids
         )
@@ -145,6 +146,10 @@ class Worker:
 
 class Makers:
     """How the parts are made that a test may want to be wrong."""
+
+    def backend(self, layout: ArenaLayout, eos: tuple[int, ...]) -> ByteBackend:
+        """Return the oracle and its arena."""
+        return ByteBackend(layout, VOCAB, eos)
 
     def memory(self, backend: ByteBackend, facts: wire.PeerFacts, watch: Watch) -> ByteMemory:
         """Return pages and landings."""
