@@ -1,7 +1,7 @@
 """How much is computed before a request's prompt is done: what another worker that waits for it is told.
 
-It is a natural number that falls with everything that is computed for the request and for its seniors. So it measures
-progress: whoever waits and renews a lease when it falls waits no longer than the work that was there.
+It is a natural number that falls with everything that is computed for the request and for all who go before it. So it
+measures progress: whoever waits and renews a lease when it falls waits no longer than the work that was there.
 """
 
 from __future__ import annotations

@@ -130,6 +130,21 @@ def test_a_prompt_is_asked_for_where_it_was_assigned_and_lands(exchange: Exchang
     assert not any(figures.sessions.values())
 
 
+def test_of_two_workers_landings_of_the_one_before_the_other_give_way(desk: Desk) -> None:
+    for own, peer, gives_way in (("a", "b", True), ("b", "a", False)):
+        hello = wire.Hello(role="both", epoch=own, facts=FACTS)
+        exchange = Exchange(desk, desk, hello, lease_seconds=LEASE, work_before=lambda request_id: 7)
+        exchange.assign("r", "tcp://p")
+        exchange.before([ARRIVE], 0.0)
+        exchange.after([Accepted("r", 3)], 0.0)
+        name = f"tcp://p#{desk.dials}"
+        desk.news = [
+            Up(name, wire.Hello(role="both", epoch=peer, facts=FACTS)),
+            Delivered(name, wire.Offer("r", 1)),
+        ]
+        assert exchange.before([], 0.0) == [Offered("r", 1, gives_way)]
+
+
 def test_a_request_that_the_own_scheduler_rejects_is_asked_of_nobody(exchange: Exchange, desk: Desk) -> None:
     exchange.assign("r", "tcp://p")
     exchange.before([ARRIVE], 0.0)

@@ -323,3 +323,11 @@ def test_progress_counts_the_chunks_of_others_that_go_before() -> None:
     said = told(sender.tick(2.0))
     assert said[-2:] == [wire.Progress("q", 1, 2), wire.Done("q", 1, 3, 42, None)]
     assert wire.Progress("r", 1, 80) in said
+
+
+def test_who_has_nothing_on_the_line_waits_for_what_any_peer_has_yet_to_take() -> None:
+    sender = also_accepted(accepted(most_part_bytes=20), "other", "q")
+    sender.note(large(0), 0.0)
+    assert wire.Progress("q", 1, 80 + 3) in told(sender.tick(1.0))  # their pages hold the memory that it needs
+    sender.note(large(0, "@other/q/1"), 1.0)
+    assert wire.Progress("q", 1, 80) in told(sender.tick(2.0))  # on its own line nothing is before it
