@@ -273,6 +273,8 @@ def load_library() -> Any:
         raise LinkError(f"NIXL is installed and cannot be loaded: {error}") from error
     finally:
         logging.raiseExceptions = raises  # it changes the whole process's
+    if not hasattr(library, "nixl_agent"):
+        raise LinkError(f"the module {name}, {library.__spec__}, is not NIXL")
     logging.getLogger("nixl").setLevel(logging.WARNING)
     return library
 

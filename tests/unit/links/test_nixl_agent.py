@@ -180,12 +180,17 @@ def test_a_library_that_does_not_load_says_so_and_leaves_logging_as_it_was(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "nixl_broken.py").write_text("import logging\nlogging.raiseExceptions = False\nimport libcuda_so_1\n")
-    (tmp_path / "nixl_whole.py").write_text("import logging\nlogging.raiseExceptions = False\n")
+    (tmp_path / "nixl_other.py").write_text("")
+    (tmp_path / "nixl_whole.py").write_text("import logging\nlogging.raiseExceptions = False\nnixl_agent = object\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(nixl_agent, "PACKAGES", ("nixl_broken",))
     with pytest.raises(LinkError, match="cannot be loaded: No module named 'libcuda_so_1'"):
         nixl_agent.load_library()
+    monkeypatch.setattr(nixl_agent, "PACKAGES", ("nixl_other",))
+    with pytest.raises(LinkError, match=r"nixl_other.* is not NIXL"):
+        nixl_agent.load_library()
     monkeypatch.setattr(nixl_agent, "PACKAGES", ("not_there", "nixl_whole"))
     assert isinstance(nixl_agent.load_library(), ModuleType)
     assert logging.raiseExceptions
-    sys.modules.pop("nixl_whole")
+    for name in ("nixl_other", "nixl_whole"):
+        sys.modules.pop(name)
