@@ -51,7 +51,7 @@ disagg: $(STAMP)  ## prefill and decode workers: boundaries, kills, stops, the r
 
 nixl: $(STAMP)  ## links by the NIXL library over TCP on loopback; installs the extra of that name (69 MB)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[nixl]'
-	UCX_TLS=tcp,self OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not laws" tests/unit/links/test_nixl.py tests/unit/links/test_nixl_pull.py tests/processes/test_nixl_pair.py tests/conformance/test_pairs.py::test_links_by_the_nixl_library_answer_as_generate_does $(ARGS)
+	UCX_TLS=tcp,self OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not laws" tests/unit/links/test_nixl*.py tests/processes/test_nixl_pair.py tests/conformance/test_pairs.py::test_links_by_the_nixl_library_answer_as_generate_does $(ARGS)
 
 # Tests are handed out one by one and taken over by who is idle: a few of them take minutes.
 laws: $(STAMP)  ## the long explorations of the laws: under 20 minutes on 2 cores; says at the end what was explored

@@ -101,9 +101,7 @@ def sending(is_deaf: bool = False) -> Iterator[tuple[subprocess.Popen[str], End,
 
 
 def open_landing(end: End, peer: str, attempt: int = 1) -> None:
-    end.landings.open(
-        key(peer, attempt), 0, PAGES * 256, (pool_pages(0, *range(100, 100 + PAGES)),)
-    )
+    end.landings.open(key(peer, attempt), 0, PAGES * 256, (pool_pages(0, *range(100, 100 + PAGES)),))
 
 
 def test_pages_stand_where_the_landing_has_them_and_nothing_else_changes() -> None:
@@ -142,16 +140,10 @@ def test_pages_of_another_length_are_cut_anew() -> None:
         assert receiver.landings.missing(key(peer)) == 0
         theirs, here = sender.layout.pools[0], ours.pools[0]
         for position in range(13):
-            page = sender.arena[(5, 2)[position // 8] * theirs.stride_bytes :][
-                : theirs.page_bytes
-            ]
-            row = page.reshape(2, 8, -1)[
-                :, position % 8
-            ]  # one layer: its keys, then its values
+            page = sender.arena[(5, 2)[position // 8] * theirs.stride_bytes :][: theirs.page_bytes]
+            row = page.reshape(2, 8, -1)[:, position % 8]  # one layer: its keys, then its values
             assert np.array_equal(
-                receiver.arena[(40 + position) * here.stride_bytes :][
-                    : here.page_bytes
-                ],
+                receiver.arena[(40 + position) * here.stride_bytes :][: here.page_bytes],
                 row.ravel(),
             )
 
@@ -172,9 +164,7 @@ def test_a_page_whose_bytes_are_not_those_that_were_summed_is_refused(
         assert landed(receiver).refused == ""
 
 
-def test_a_second_connection_between_the_same_two_works_beside_the_first_and_after_it() -> (
-    None
-):
+def test_a_second_connection_between_the_same_two_works_beside_the_first_and_after_it() -> None:
     with nixl_joined(LAYOUT, LAYOUT) as (sender, _, receiver, former):
         peers = [former]
         for _ in range(3):
@@ -206,9 +196,7 @@ def wait_for_end(end: End, seconds: float = 10.0) -> None:
     wait_until(lambda: any(isinstance(news, Down) for news in end.post.poll()), seconds)
 
 
-def test_a_landing_that_is_closed_while_its_pages_are_read_is_closed_at_once_and_never_written_again() -> (
-    None
-):
+def test_a_landing_that_is_closed_while_its_pages_are_read_is_closed_at_once_and_never_written_again() -> None:
     with sending(is_deaf=True) as (process, end, peer):
         ask(end, peer)
         wait_for_reads(end)
@@ -224,9 +212,7 @@ def test_a_landing_that_is_closed_while_its_pages_are_read_is_closed_at_once_and
         assert end.landings.missing(key(peer, 2)) == 0
 
 
-def test_a_peer_that_is_stopped_while_it_is_read_and_wakes_after_the_close_changes_no_page() -> (
-    None
-):
+def test_a_peer_that_is_stopped_while_it_is_read_and_wakes_after_the_close_changes_no_page() -> None:
     with sending() as (process, end, peer):
         ask(end, peer)
         wait_for_reads(end)
@@ -240,9 +226,7 @@ def test_a_peer_that_is_stopped_while_it_is_read_and_wakes_after_the_close_chang
         assert np.all(end.arena == 0x44)
 
 
-def test_a_peer_that_is_killed_while_it_is_read_is_lost_soon_and_another_can_be_read() -> (
-    None
-):
+def test_a_peer_that_is_killed_while_it_is_read_is_lost_soon_and_another_can_be_read() -> None:
     with sending(is_deaf=True) as (process, end, peer):
         ask(end, peer)
         wait_for_reads(end)
@@ -270,9 +254,7 @@ def test_a_worker_ends_though_it_reads_from_a_peer_that_does_not_answer() -> Non
         assert time.monotonic() - begin < 5
 
 
-def test_a_connection_that_is_hung_up_while_it_reads_gives_its_memory_back_when_the_read_ends() -> (
-    None
-):
+def test_a_connection_that_is_hung_up_while_it_reads_gives_its_memory_back_when_the_read_ends() -> None:
     with sending(is_deaf=True) as (process, end, peer):
         lots = end.post._home.nixl._lots
         ask(end, peer)
@@ -303,19 +285,9 @@ def test_who_was_not_started_for_it_is_told_so() -> None:
 
 def test_it_listens_on_loopback_only() -> None:
     def listening() -> set[str]:
-        rows = [
-            line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
-        ]
-        inodes = {
-            os.readlink(f"/proc/self/fd/{name}")
-            for name in os.listdir("/proc/self/fd")
-            if exists(name)
-        }
-        return {
-            row[1].split(":")[0]
-            for row in rows
-            if row[3] == "0A" and f"socket:[{row[9]}]" in inodes
-        }
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        inodes = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if exists(name)}
+        return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
 
     def exists(name: str) -> bool:
         return os.path.lexists(f"/proc/self/fd/{name}")
