@@ -14,8 +14,8 @@ insertion, the tree is whole in every pool over the window when the request has 
 Where full pages are locked further than the request has come (H8), only its window pages go into the tree, each into
 the tombstone of its place; the full pages there are the tree's, and no own one is taken or expected.
 
-Nearly always the tree has nothing of the range, and nobody else of the step has come that way (`Insertion.is_new`): then
-what is out of the window is cached and the rest adopted as it is, with nothing looked for and nothing merged.
+Nearly always the tree has nothing of the range, and nobody else of the step has come that way (`Insertion.is_new`):
+then what is out of the window is cached and the rest adopted as it is, with nothing looked for and nothing merged.
 
 All of it is neutral for held + promised: freed pages give their room back before the tree's are locked in their place,
 adopted ones take their demand along. Pages out of the window go first, because they may be borrowed from a step grant.
