@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 
 from halocline.disagg import messages as wire
-from halocline.disagg import writer
+from halocline.disagg import stream, writer
 from halocline.disagg.arena_pages import Bytes
-from halocline.disagg.post import Delivered, Down
+from halocline.disagg.post import Delivered, Down, Up
 from halocline.memory.retention import Full, Sliding
 from testing import links
 from testing.layouts import small_layout
@@ -116,6 +117,48 @@ def test_a_close_while_a_page_is_half_received_ends_all_writing(tmp_path: Path) 
         send_chunk(sender, to_receiver, runs, chunk=1)
         landed(receiver)
         assert landed(receiver).refused
+        assert np.all(receiver.arena == 0x55)
+
+
+def test_what_comes_of_a_page_after_its_landing_was_closed_is_written_nowhere(tmp_path: Path) -> None:
+    """Half a page stands in the landing, the other half is still with the peer."""
+    size = LAYOUT.pools[0].page_bytes
+    receiver = links.make_end(LAYOUT, "receiver", "tcp", tmp_path)
+    host, _, port = receiver.post.address.removeprefix("tcp://").rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), 10) as sock:
+            stream.prove(sock, links.SECRET, "dialer")
+            sock.sendall(stream.frame(stream.MESSAGE, wire.encode(links.hello(LAYOUT, "peer"))))
+            peer = wait_for(receiver, Up).peer
+            receiver.landings.open(key(peer), 0, 12, TARGETS)
+            receiver.arena[:] = 0
+            packed = wire.encode(links.pages_message(RUNS))
+            sock.sendall(stream.frame(stream.PAGES, stream.encode_pages(stream.PagesBody(packed))))
+            sock.sendall(b"\x77" * (size // 2))
+            wait_until(lambda: bool((receiver.arena == 0x77).sum() == size // 2))
+            receiver.landings.close(key(peer))
+            receiver.arena[:] = 0x55
+            rest = [len(run.pages) * (LAYOUT.pools[pool].page_bytes + 8) for pool, run in enumerate(RUNS)]
+            sock.sendall(b"\x77" * (sum(rest) - size // 2))
+            assert landed(receiver).refused
+            assert np.all(receiver.arena == 0x55)
+    finally:
+        receiver.post.close()
+
+
+def test_a_group_that_is_about_to_be_pulled_is_not_once_its_landing_is_closed(tmp_path: Path) -> None:
+    """The reader has found the landing and waits for its lock; so does whoever closes it, and comes first."""
+    with joined(LAYOUT, LAYOUT, "shm", tmp_path) as (sender, to_receiver, receiver, peer):
+        receiver.landings.open(key(peer), 0, 12, TARGETS)
+        landing = receiver.landings.find(key(peer))
+        assert landing is not None
+        with landing.lock:
+            send_chunk(sender, to_receiver, RUNS)
+            wait_until(lambda: sender.post.figures()["sent_page_bytes"] > 0)
+            time.sleep(0.1)
+            landing.is_open = False
+            receiver.arena[:] = 0x55
+        assert landed(receiver).refused == "the landing was closed"
         assert np.all(receiver.arena == 0x55)
 
 

@@ -136,10 +136,12 @@ def test_a_helper_does_what_is_left_and_nobody_returns_before_all_is_done() -> N
         threads.add(threading.current_thread().name)
         done.add(number)
 
-    for _ in range(3):
+    for _ in range(50):
         helper.share(act, range(30))
         assert done == set(range(30))
         done.clear()
+        if len(threads) == 2:
+            break
     assert len(threads) == 2, "only one thread worked"
     helper.close()
     helper.share(act, range(3))
@@ -147,12 +149,13 @@ def test_a_helper_does_what_is_left_and_nobody_returns_before_all_is_done() -> N
 
 
 def test_an_error_in_either_thread_reaches_whoever_shares_the_work() -> None:
-    helper = Helper()
+    helper, is_helped = Helper(), threading.Event()
 
     def act(number: int) -> None:
-        time.sleep(0.005)
         if threading.current_thread().name == "halocline-helper":
+            is_helped.set()
             raise ValueError("of the helper")
+        assert is_helped.wait(20), "nobody helps"
 
     with pytest.raises(ValueError, match="of the helper"):
         helper.share(act, range(20))

@@ -232,7 +232,7 @@ def test_a_peer_that_stops_half_way_through_a_page_does_not_hold_others_up(monke
         for _ in range(2):
             quick.sendall(page.tobytes() + checksum(page).to_bytes(8, "little"))
         news: list[object] = []
-        wait_until(lambda: len(news.extend(receiver.post.poll()) or news) == 2, 5)
+        wait_until(lambda: len(news.extend(receiver.post.poll()) or news) == 2)
         (down,) = [each for each in news if isinstance(each, Down)]
         (came,) = [each for each in news if isinstance(each, Delivered)]
         assert "staging" in down.why
