@@ -139,15 +139,15 @@ def test_refused_pages_end_the_attempt_unless_the_chunk_is_there() -> None:
 def test_the_lease_is_renewed_by_falling_work_and_new_chunks_only() -> None:
     receiver = landing(now=0.0)
     receiver.hear("p#1", wire.Progress("r", 1, 9), 4.0)  # until 12
-    receiver.hear("p#1", wire.Progress("r", 1, 9), 11.0)
-    receiver.hear("p#1", wire.Progress("r", 1, 10), 11.5)
-    receiver.hear("p#1", pages(0), 11.9)  # until 19.9
-    receiver.hear("p#1", pages(0), 19.0)
-    receiver.hear("p#1", wire.Offer("r", 1), 19.0)
-    receiver.hear("p#1", wire.Done("r", 1, 2, 42), 19.5)  # until 27.5
-    receiver.hear("p#1", wire.Done("r", 1, 2, 42), 27.0)
-    assert not any(isinstance(action, Tell) for action in receiver.tick(27.4))
-    actions = receiver.tick(27.5)
+    receiver.hear("p#1", wire.Progress("r", 1, 9), 10.0)
+    receiver.hear("p#1", wire.Progress("r", 1, 10), 10.5)
+    receiver.hear("p#1", wire.Done("r", 1, 2, 42), 11.0)  # until 19
+    receiver.hear("p#1", pages(0), 18.9)  # until 26.9
+    receiver.hear("p#1", pages(0), 26.0)
+    receiver.hear("p#1", wire.Offer("r", 1), 26.0)
+    receiver.hear("p#1", wire.Done("r", 1, 2, 42), 26.5)
+    assert not any(isinstance(action, Tell) for action in receiver.tick(26.8))
+    actions = receiver.tick(26.9)
     assert actions[0] == CloseLanding(KEY)
     assert not lost_in(actions).is_final
     assert receiver.leases_lost == 1
