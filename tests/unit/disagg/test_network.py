@@ -15,7 +15,9 @@ from halocline.disagg.post import Delivered, Down, Up
 from halocline.disagg.simulated import Cargo, SimulatedPost, digest
 from halocline.schedule.events import PoolPages
 
-FACTS = wire.PeerFacts(model="m", dtype="d", vocab_size=9, granule_tokens=1, pools=())
+FACTS = wire.PeerFacts(
+    model="m", dtype="d", vocab_size=9, granule_tokens=1, pools=(wire.PoolFacts("full", 1, 1, 64, ()),)
+)
 PAGES = wire.Pages("r", 1, 0, 0, (wire.PageRun(0, 1),))
 RUNS = (PoolPages(0, np.array([0], np.int32)),)
 
@@ -33,7 +35,7 @@ class Memory:
 
     def write(self, key: Key, pages: wire.Pages, cargo: Cargo, source: wire.PeerFacts) -> str:
         assert source is FACTS
-        assert (key.request, pages) == ("r", PAGES)
+        assert (key.request, pages.runs) == ("r", PAGES.runs)
         self.written.append(int(cargo[0][0, 0]))
         return ""
 
@@ -49,6 +51,7 @@ class Town:
             most_faults,
             latency_seconds=0.01,
             lease_seconds=1.0,
+            slow_bytes=1,
             strike=lambda kind, address: self.struck.append((kind, address)),
         )
         self.memories = {"p": Memory(5), "d": Memory(0)}
@@ -171,6 +174,38 @@ def test_each_kind_of_weather_does_what_its_name_says(kind: str) -> None:
         assert attempts in (wanted.get(kind, [1, 2]), wanted.get(kind, [2, 1]))
     assert dict(town.network.faults) == {kind: 1}
     assert [struck for struck, _ in town.struck] == ([kind] if kind in ("crash", "stop", "breakdown") else [])
+
+
+@pytest.mark.parametrize("is_pull", [False, True], ids=["push", "pull"])
+def test_a_slow_line_carries_pages_one_after_the_other_and_other_messages_overtake_them(is_pull: bool) -> None:
+    town = Town(Weather(slow=1.0), most_faults=1)
+    _, d = town.connect(is_pull)
+    town.p.send(d, PAGES, RUNS)
+    town.p.send(d, PAGES, RUNS)
+    town.p.send(d, wire.Offer("r", 1))
+    came = []
+    for _ in range(200):
+        town.pass_seconds(0.01)
+        came += [(news.message, town.network.now) for news in town.d.poll() if isinstance(news, Delivered)]
+    assert [message for message, _ in came] == [wire.Offer("r", 1), PAGES, PAGES]
+    (_, offered), (_, first), (_, second) = came
+    slow_seconds = min(first - 0.1, second - first)  # it was connected for 0.1 s before
+    assert offered < 0.15
+    assert 0.1 <= slow_seconds + 0.02 <= 0.45
+    assert not town.p.outgoing
+    assert dict(town.network.faults) == {"slow": 1}
+
+
+def test_what_is_recalled_from_a_slow_line_takes_no_time_of_it() -> None:
+    town = Town(Weather(slow=1.0), most_faults=1)
+    _, d = town.connect()
+    for attempt in (1, 2, 2, 2):
+        town.p.send(d, wire.Pages("r", attempt, 0, 0, (wire.PageRun(0, 1),)), RUNS)
+    town.p.recall(d, "r", 2)
+    town.p.send(d, wire.Pages("r", 3, 0, 0, (wire.PageRun(0, 1),)), RUNS)
+    assert [len(town.p.outgoing), town.memories["d"].written] == [1, []]
+    town.pass_seconds(1.0)  # two of them take 0.86 s at most, five would take more
+    assert town.memories["d"].written == [5, 5]
 
 
 def test_heartbeats_are_not_worth_a_fault() -> None:
