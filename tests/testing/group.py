@@ -35,7 +35,7 @@ from halocline.schedule.scheduler import Scheduler
 from halocline.step import Backend, StepPlan, StepResult
 
 SECRET = "the secret of this group"
-MOST_SECONDS = 120.0
+MOST_SECONDS = 240.0
 NEWS_SECONDS = 0.02
 """So long is news of a link waited for before the clocks of both workers are looked at again."""
 
