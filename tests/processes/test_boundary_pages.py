@@ -104,6 +104,7 @@ UNEQUAL = [
         for there, here, link_kind, ratio, (fit, more) in (*SAME, *UNEQUAL)
     ],
     indirect=["prefill"],
+    scope="module",
 )
 def test_as_many_come_back_as_have_their_whole_lives(
     folder: Path,
@@ -112,7 +113,6 @@ def test_as_many_come_back_as_have_their_whole_lives(
     pages: str,
     ratio: str | None,
     just: tuple[int, int],
-    request: pytest.FixtureRequest,
 ) -> None:
     fit, more = just
     cut, lives = CUTS[pages], [LIFE] * JUNIORS

@@ -31,13 +31,11 @@ class Reader:
         self.stream = stream
         self.patience_seconds = patience_seconds
         self.tokens: list[int] = []
-        self.ended_at = float("inf")
         self.task = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:
         async for batch in self.stream:
             self.tokens += [each.token_id for each in batch if each.token_id is not None]
-        self.ended_at = time.monotonic()
 
     async def has(self, tokens: int) -> None:
         """Wait until so many tokens came."""
@@ -75,6 +73,8 @@ class Pressure:
     patience_seconds: float = PATIENCE_SECONDS
     readers: list[Reader] = field(default_factory=list)
     """Of the juniors, in their order."""
+    given_way: list[int] = field(default_factory=list)
+    """How many tokens each had when all had given way."""
 
     @property
     def lives(self) -> list[Life]:
@@ -104,6 +104,7 @@ class Pressure:
         assert not senior.task.done(), "the senior left before the juniors had given way"
         assert (seen["halocline_requests{state=decoding}"], seen["halocline_waiting{reason=memory}"]) == (1, 1)
         assert seen["halocline_requests{state=retracted}"] == len(self.juniors)
+        self.given_way = self._tokens()
         self.decode.loop.call_soon_threadsafe(senior.stream.close)
         return self._come_back()
 
@@ -134,27 +135,31 @@ class Pressure:
         # The first of them waits for memory, whoever is behind it for its turn.
         assert seen.get("halocline_waiting{reason=memory}", 0) == min(1, waiting)
         assert seen.get("halocline_waiting{reason=queue}", 0) == max(0, waiting - 1)
-        while not any(reader.task.done() for reader in self.readers):
-            assert sum(at_work(metrics(self.decode))) <= count or any(reader.task.done() for reader in self.readers)
+        while not self._any_has_ended():
+            busy, tokens = sum(at_work(metrics(self.decode))), self._tokens()
+            if not self._any_has_ended():
+                assert busy <= count
+                assert tokens[count:] == self.given_way[count:], "somebody came back before its turn"
+        assert all(now > then for now, then in zip(self._tokens()[:count], self.given_way, strict=False))
         return seen
 
     def left(self, seen: dict[str, float]) -> Pages:
         """Return what was left beside whole lives, floor included: slabs of a shared arena, pages of each share."""
+        layout = self.room.layout
         promised = difference(pages_of(seen, self.room, "promised"), self.room.floor)
         if self.room.ratio is not None:
             return difference(pages_of(seen, self.room, "free"), promised)
-        # What is promised goes into holes of a pool's slabs first.
-        taken = sum_of(pages_of(seen, self.room, "live"), promised)
-        free = int(seen["halocline_arena_free_bytes"]) // self.room.layout.slab_bytes
-        owned = self.room.layout.slabs - free
-        return (free - (sum(self.room.slabs(taken)) - owned),)
+        free = int(seen["halocline_arena_free_bytes"]) // layout.slab_bytes
+        if all(pool.pages_per_slab == 1 for pool in layout.pools):
+            return (free - sum(promised),)
+        # Pages in slabs that could be gathered are no loss: with moves, only counts matter.
+        needed = sum(self.room.slabs(sum_of(pages_of(seen, self.room, "live"), promised)))
+        assert free - sum(self.room.slabs(promised)) <= layout.slabs - needed
+        return (layout.slabs - needed,)
 
     def end(self) -> list[list[int]]:
         """Wait for the ends of all juniors and return their tokens, in their order."""
         self._wait_for(self._all_end())
-        count = self.room.come_back(self.lives)
-        ends = [reader.ended_at for reader in self.readers]
-        assert max(ends[:count]) < min(ends[count:], default=float("inf")), "somebody came back before its turn"
         for worker in (self.prefill, self.decode):
             worker.wait_idle()
             assert metrics(worker)["halocline_violations_total"] == 0
@@ -162,6 +167,12 @@ class Pressure:
         assert last["halocline_retractions_total"] == len(self.juniors), "who came back gave way again"
         assert last["halocline_transfer_received_total"] == len(self.juniors) + 1, "a prompt travelled twice"
         return [reader.tokens for reader in self.readers]
+
+    def _tokens(self) -> list[int]:
+        return [len(reader.tokens) for reader in self.readers]
+
+    def _any_has_ended(self) -> bool:
+        return any(reader.task.done() for reader in self.readers)
 
     async def _all_end(self) -> None:
         await asyncio.gather(*(reader.task for reader in self.readers))
