@@ -132,8 +132,9 @@ def test_a_helper_does_what_is_left_and_nobody_returns_before_all_is_done() -> N
     helper, done, threads = Helper(), set[int](), set[str]()
 
     def act(number: int) -> None:
-        time.sleep(0.002)
-        threads.add(threading.current_thread().name)
+        name = threading.current_thread().name
+        time.sleep(0.05 if name == "halocline-helper" else 0.001)
+        threads.add(name)
         done.add(number)
 
     for _ in range(50):
