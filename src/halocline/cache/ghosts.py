@@ -8,7 +8,6 @@ A prefix is remembered at granules 1, 2, 4, 8 ... and at its end: the next promp
 
 from __future__ import annotations
 
-from copy import copy
 from hashlib import sha256
 
 from halocline.cache.keys import Key, Namespace
@@ -20,46 +19,33 @@ Digests = tuple[tuple[int, bytes], ...]
 
 
 class Digester:
-    """The digests of one prefix that grows: each of its bytes is hashed once, however often it is asked."""
+    """The digests of one prefix that grows: what is asked again is hashed from the last power of two on.
 
-    __slots__ = ("_border", "_found", "_running", "granules")
+    Each is that of the one before it and of the bytes between, so that nothing but digests is kept.
+    """
+
+    __slots__ = ("_found", "_seed")
 
     def __init__(self, namespace: Namespace) -> None:
-        space = repr((namespace.model, namespace.adapter, namespace.salt))
-        self._running = sha256(space.encode())  # processors have instructions for it
-        self.granules = 0
-        """How many granules were hashed."""
-        self._border = 1
+        self._seed = repr((namespace.model, namespace.adapter, namespace.salt)).encode()
         self._found: list[tuple[int, bytes]] = []
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Digester:
-        """Copy the hash in its own way: worlds are copied by tests that try what may follow."""
-        twin = copy(self)
-        twin.detach()
-        return twin
-
-    def detach(self) -> None:
-        """Share nothing with whom this is a copy of."""
-        self._running, self._found = self._running.copy(), self._found.copy()
+        """At 1, 2, 4, 8 ... granules, as far as that was asked."""
 
     def digests(self, data: bytes, granules: int, granule_bytes: int) -> Digests:
-        """Return the digests of the first `granules` of `data`, which are no fewer than before and begin as before."""
-        assert granules >= self.granules, f"{granules} granules are asked for, {self.granules} were hashed"
-        while self._border <= granules:
-            self._hash(data, self._border, granule_bytes)
-            self._found.append((self._border, self._digest()))
-            self._border *= 2
-        if granules == 0 or 2 * granules == self._border:  # a border itself
-            return tuple(self._found)
-        self._hash(data, granules, granule_bytes)
-        return (*self._found, (granules, self._digest()))
+        """Return the digests of the first `granules` of `data`, which begins as it began before."""
+        while 1 << len(self._found) <= granules:
+            border = 1 << len(self._found)
+            self._found.append((border, self._digest(data, border, granule_bytes)))
+        whole = self._found[: granules.bit_length()]
+        if granules == 0 or whole[-1][0] == granules:
+            return tuple(whole)
+        return (*whole, (granules, self._digest(data, granules, granule_bytes)))
 
-    def _hash(self, data: bytes, granules: int, granule_bytes: int) -> None:
-        self._running.update(data[self.granules * granule_bytes : granules * granule_bytes])
-        self.granules = granules
-
-    def _digest(self) -> bytes:
-        return self._running.copy().digest()[:DIGEST_BYTES]
+    def _digest(self, data: bytes, granules: int, granule_bytes: int) -> bytes:
+        before = (granules - 1).bit_length() - 1  # the last power of two below
+        done, known = self._found[before] if before >= 0 else (0, self._seed)
+        fresh = data[done * granule_bytes : granules * granule_bytes]
+        return sha256(known + fresh).digest()[:DIGEST_BYTES]  # processors have instructions for it
 
 
 def digests(key: Key, granules: int, granule_bytes: int) -> Digests:

@@ -191,8 +191,8 @@ class Tree:
             self.marks.mark(node, prefix, proven=proven, resumed=lock.resumed, end_tokens=end)
 
     def _digests(self, lock: Lock, key: Key, granules: int) -> Digests:
-        # Mostly of a prefix that has grown since it was last asked: whoever comes back has marks at several boundaries.
-        if lock.digester is None or lock.digester.granules > granules:
+        # Of a prefix that only grows while its lock is open.
+        if lock.digester is None:
             lock.digester = Digester(key.namespace)
         return lock.digester.digests(key.data, granules, self.shape.granule_bytes)
 
