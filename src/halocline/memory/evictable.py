@@ -160,7 +160,8 @@ class Ranking:
             pages = [index[:count] for index in pages]
         for pool, index in enumerate(pages):
             if len(index):
-                self.take_out(pool, index)
+                self.member[pool][index] = NO_UNIT
+                self._lessen(unit, pool, len(index))
         return pages
 
     def take_out(self, pool: int, index: NDArray[np.int64]) -> None:
@@ -168,16 +169,19 @@ class Ranking:
         ids, counts = np.unique(self.member[pool][index], return_counts=True)
         self.member[pool][index] = NO_UNIT
         for unit_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
-            unit = self.units[unit_id]
-            left = unit.left[pool] - count
-            if left == 0:
-                self._leave(unit)
-                unit.left[pool] = 0
-                self._enter(unit)
-                if not any(unit.left):
-                    self._end(unit)
-            else:
-                unit.left[pool] = left
+            self._lessen(self.units[unit_id], pool, count)
+
+    def _lessen(self, unit: Unit, pool: int, count: int) -> None:
+        # `count` pages of `pool` belong to `unit` no more.
+        left = unit.left[pool] - count
+        if left == 0:
+            self._leave(unit)
+            unit.left[pool] = 0
+            self._enter(unit)
+            if not any(unit.left):
+                self._end(unit)
+        else:
+            unit.left[pool] = left
 
     def _enter(self, unit: Unit) -> None:
         for pool, left in enumerate(unit.left):
@@ -230,7 +234,7 @@ class EvictionQueue:
 
     def remove(self, indices: NDArray[np.int64]) -> None:
         """Take distinct waiting `indices` out, wherever they stand."""
-        assert np.all(self._stamp[indices] != NO_STAMP), f"{indices} do not all wait for eviction"
+        assert self._stamp[indices].all(), f"{indices} do not all wait for eviction"
         self._stamp[indices] = NO_STAMP
         self.length -= len(indices)
 

@@ -30,6 +30,8 @@ LOOKED_AT = 4096
 """How many loose pages are looked at beyond those that must go, to find slabs that empty."""
 MOST_VACATED = 4
 """How many slabs one commit empties by moves while cached pages could go instead: see ADR 11 for the measurement."""
+SORTED_WHOLE = 256
+"""Up to so many slabs are sorted wholly: to divide them first takes longer."""
 NO_PAGES: Pages = np.zeros(0, np.int64)
 
 
@@ -135,27 +137,34 @@ def _loose(pool: Pool, count: int, extra: int) -> Pages:
     slabs, which, there = _by_slab(pool, loose)
     given = max(0, pool.slabs - ceil_div(pool.live_pages - count + extra, pool.per_slab))
     order = _first_slabs((pool.fill_of(slabs) - there) * len(pool.live) + slabs, there, count, given)
-    rank = np.full(len(slabs), len(order))
+    rank = np.empty(len(slabs), np.int64)
+    rank.fill(len(order))
     rank[order] = np.arange(len(order))
     rank = rank[which]
-    needed = np.flatnonzero(rank < len(order))
-    chosen: Pages = loose[needed[np.argsort(rank[needed], kind="stable")]][:count]
+    needed = (rank < len(order)).nonzero()[0]
+    chosen: Pages = loose[needed[rank[needed].argsort(kind="stable")]][:count]
     return chosen
 
 
 def _first_slabs(key: Pages, there: Pages, count: int, given: int) -> Pages:
     # The slabs from which `count` loose pages come: `given` of those with the least keys, then those with the greatest.
-    # Of a thousand slabs a few are needed, so the others are not sorted.
     given = min(given, len(key))
-    least = np.argpartition(key, given - 1)[:given] if given else np.zeros(0, np.int64)
-    least = least[np.argsort(key[least])]
+    least = _least(key, given)
     lacking = count - int(there[least].sum())
     most = min(lacking, len(key) - given)  # each of them has at least one
     if most > 0:
-        greatest = np.argpartition(key, -most)[-most:]
-        least = np.concatenate((least, greatest[np.argsort(key[greatest])][::-1]))
-    enough = int(np.searchsorted(np.cumsum(there[least]), count)) + 1
+        least = np.concatenate((least, _least(-key, most)))
+    enough = int(there[least].cumsum().searchsorted(count)) + 1
     return least[:enough]
+
+
+def _least(key: Pages, count: int) -> Pages:
+    # Where the `count` least of distinct `key` stand, in order. Of a thousand a few are needed: others are not sorted.
+    if len(key) <= SORTED_WHOLE:
+        least: Pages = key.argsort()[:count]
+        return least
+    least = key.argpartition(count - 1)[:count] if count else NO_PAGES
+    return least[key[least].argsort()]
 
 
 def _by_slab(pool: Pool, index: Pages) -> tuple[Pages, Pages, Pages]:

@@ -219,17 +219,16 @@ class Pool:
         """Make distinct live `pages` free; a slab without live pages leaves the pool."""
         self.live_pages -= len(pages)
         if len(pages) > SCALAR_PAGES:
-            pages = pages.astype(np.int64, copy=False)  # once: whoever indexes with 32 bits widens them every time
-            self.live[pages] = 0
+            self.live[pages.astype(np.int64, copy=False)] = 0  # to index with 32 bits takes longer than to widen them
             slabs = pages // self.per_slab
             slabs.sort()
             last = (slabs[1:] != slabs[:-1]).nonzero()[0]  # of each slab's pages but those of the last slab
             ends = np.empty(len(last) + 2, np.int64)
             ends[0], ends[1:-1], ends[-1] = -1, last, len(pages) - 1
-            emptied = self._shelves.lower(slabs[ends[1:]].tolist(), (ends[1:] - ends[:-1]).tolist())
+            emptied = self._shelves.lower(slabs[ends[1:]], ends[1:] - ends[:-1])
         else:
             self.live[pages] = 0
-            emptied = self._shelves.lower((pages // self.per_slab).tolist(), [1] * len(pages))
+            emptied = [slab for slab in (pages // self.per_slab).tolist() if self._shelves.lower_one(slab)]
         if emptied:
             self._close(emptied)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from operator import add
 
 from halocline.memory.demand import Demand, zero
 from halocline.memory.evictable import Unit
@@ -129,7 +130,7 @@ class Bargain:
     @property
     def slabs_missing(self) -> int:
         """Slabs by which all pools together exceed the arena."""
-        return sum(self._slabs(pool, self.left[pool]) for pool in self.pools) - self._pressure.slabs
+        return sum(map(self._slabs, self.pools, self.left)) - self._pressure.slabs
 
     def fit_cap(self, pool: int) -> bool:
         """Give up what `pool` holds beyond its cap: it can only make itself pay. False if it cannot pay enough."""
@@ -195,9 +196,10 @@ class Bargain:
             if bundles:
                 self._put_back(unit, min(taken, bundles * bundle))
         for pool in self.pools:
-            kept = self._most(self.loose[pool], partial(self._only, pool))
-            self.loose[pool] -= kept
-            self.left[pool] += kept
+            if self.loose[pool]:
+                kept = self._most_loose(pool)
+                self.loose[pool] -= kept
+                self.left[pool] += kept
 
     def _buy(self, pool: int, pages: int) -> Offer | None:
         offer = Offer(pool)
@@ -235,6 +237,12 @@ class Bargain:
         offer.loss += unit.worth * size
         return gained + pages[offer.pool]
 
+    def _most_loose(self, pool: int) -> int:
+        # How many loose pages of `pool` may stay: as many as find room in the slabs that are left to it.
+        slabs = self._slabs(pool, self.left[pool]) - self.slabs_missing
+        beyond = min(slabs, self._pressure.caps[pool]) * self._pressure.pages_per_slab[pool] - self.left[pool]
+        return max(0, min(self.loose[pool], beyond))
+
     def _most(self, limit: int, pages: Callable[[int], list[int]]) -> int:
         # The largest count up to `limit` whose pages may stay: more is never easier to keep.
         low, high = 0, limit + 1
@@ -251,14 +259,12 @@ class Bargain:
             del self.taken[unit.id]
 
     def _can_keep(self, pages: list[int]) -> bool:
-        needs = [self._slabs(pool, self.left[pool] + pages[pool]) for pool in self.pools]
+        needs = list(map(self._slabs, self.pools, map(add, self.left, pages)))
         return sum(needs) <= self._pressure.slabs and all(map(int.__le__, needs, self._pressure.caps))
 
     def _slabs(self, pool: int, pages: int) -> int:
-        return max(self._pressure.pinned_slabs[pool], ceil_div(pages, self._pressure.pages_per_slab[pool]))
-
-    def _only(self, pool: int, pages: int) -> list[int]:
-        return [pages if number == pool else 0 for number in self.pools]
+        need, pinned = ceil_div(pages, self._pressure.pages_per_slab[pool]), self._pressure.pinned_slabs[pool]
+        return need if need > pinned else pinned  # noqa: FURB136
 
 
 _EVERYTHING = 1 << 62

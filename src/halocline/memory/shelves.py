@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 
 from halocline.units import ceil_div
 
+SCALAR_SLABS = 64
+"""Up to so many slabs are lowered one by one."""
+
 
 class Shelves:
     """Live pages per slab, and the slabs in the order of that number."""
@@ -108,8 +111,28 @@ class Shelves:
             self._stocked |= 1 << left
         return not left
 
-    def lower(self, slabs: list[int], counts: list[int]) -> list[int]:
-        """Take `counts[i]` live pages from `slabs[i]`; return those that have none left, which stand nowhere."""
+    def lower(self, slabs: NDArray[np.int32 | np.int64], counts: NDArray[np.int64]) -> list[int]:
+        """Take `counts[i]` live pages from distinct `slabs[i]`; return those with none left, which stand nowhere."""
+        if len(slabs) <= SCALAR_SLABS:
+            return self._lower_one_by_one(slabs.tolist(), counts.tolist())
+        fill, shelves = np.frombuffer(self.count, np.int32), self._shelves
+        before = fill[slabs]
+        after = before - counts
+        worst = after.argmin()
+        assert after[worst] >= 0, f"slab {slabs[worst]} loses {counts[worst]} of {before[worst]} pages"
+        fill[slabs] = after
+        stood, stands = (before < self._per_slab).nonzero()[0], after.nonzero()[0]
+        for slab, live in zip(slabs[stood].tolist(), before[stood].tolist(), strict=True):
+            del shelves[live][slab]
+        levels = after[stands].tolist()
+        for slab, live in zip(slabs[stands].tolist(), levels, strict=True):
+            shelves[live][slab] = None
+        for live in set(levels):
+            self._stocked |= 1 << live
+        emptied: list[int] = slabs[after == 0].tolist()
+        return emptied
+
+    def _lower_one_by_one(self, slabs: list[int], counts: list[int]) -> list[int]:
         emptied: list[int] = []
         fill, shelves, full = self.count, self._shelves, self._per_slab
         for slab, count in zip(slabs, counts, strict=True):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halocline.memory.shelves import Shelves
+from halocline.memory.shelves import SCALAR_SLABS, Shelves
 from testing.memory import profile
 
 
@@ -46,6 +47,10 @@ def test_only_as_many_of_one_shelf_are_pulled_as_are_needed():
     assert some.pull_fullest(3) == ([2, 1], 4)
 
 
+def lower(some: Shelves, slabs: list[int], counts: list[int]) -> list[int]:
+    return some.lower(np.array(slabs, np.int64), np.array(counts, np.int64))
+
+
 def test_full_slabs_are_named_last_and_in_order():
     some = shelves(4, 1, 4, 3)
     assert list(some.emptiest()) == [1, 3, 0, 2]
@@ -54,11 +59,11 @@ def test_full_slabs_are_named_last_and_in_order():
 
 def test_a_slab_that_loses_all_its_pages_is_named_and_stands_nowhere():
     some = shelves(4, 2, 3)
-    assert some.lower([0, 1, 2], [4, 2, 1]) == [0, 1]
+    assert lower(some, [0, 1, 2], [4, 2, 1]) == [0, 1]
     assert list(some.emptiest()) == [2]
 
 
-@pytest.mark.parametrize("act", [lambda s: s.lower([0], [3]), lambda s: [s.lower_one(0) for _ in range(3)]])
+@pytest.mark.parametrize("act", [lambda s: lower(s, [0], [3]), lambda s: [s.lower_one(0) for _ in range(3)]])
 def test_a_slab_cannot_lose_more_than_it_has(act):
     with pytest.raises(AssertionError, match="slab 0 loses"):
         act(shelves(2))
@@ -111,14 +116,15 @@ def test_any_history_leaves_every_slab_on_the_shelf_of_its_live_pages(history):
 LOSSES = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=12)
 
 
+@pytest.mark.parametrize("copies", [1, SCALAR_SLABS + 1], ids=["few", "many"])
 @given(LOSSES)
-@profile(100)
-def test_lowering_slabs_by_several_pages_leaves_the_shelves_as_page_by_page(losses):
-    fills = [live for live, _ in losses]
-    lost = [min(live, less) for live, less in losses]
+@profile(50)
+def test_lowering_slabs_by_several_pages_leaves_the_shelves_as_page_by_page(copies, losses):
+    fills = [live for live, _ in losses] * copies
+    lost = [min(live, less) for live, less in losses] * copies
     at = [slab for slab, less in enumerate(lost) if less]
     page_by_page, at_once = shelves(*fills), shelves(*fills)
-    emptied = at_once.lower(at, [lost[slab] for slab in at])
+    emptied = lower(at_once, at, [lost[slab] for slab in at])
     assert emptied == [slab for slab in at if [page_by_page.lower_one(slab) for _ in range(lost[slab])][-1]]
     assert at_once.fill == page_by_page.fill
     assert at_once.by_level() == page_by_page.by_level()
@@ -126,6 +132,7 @@ def test_lowering_slabs_by_several_pages_leaves_the_shelves_as_page_by_page(loss
     assert set(filled) <= set(at_once.stocked())
 
 
-def test_slabs_cannot_lose_more_than_they_have():
-    with pytest.raises(AssertionError, match="slab 1 loses 3 of 2 pages"):
-        shelves(2, 2).lower([0, 1], [2, 3])
+@pytest.mark.parametrize("others", [0, SCALAR_SLABS], ids=["few", "many"])
+def test_slabs_cannot_lose_more_than_they_have(others):
+    with pytest.raises(AssertionError, match=r"slab 1 loses 3 of 2 pages"):
+        lower(shelves(*[2] * (2 + others)), list(range(2 + others)), [2, 3, *[2] * others])
