@@ -15,6 +15,7 @@ import pickle
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, NamedTuple
 
 from halocline.memory.arena import Arena
@@ -299,3 +300,23 @@ def explore(begin: Town, most_worlds: int = 200_000) -> Found:
             path.append(move)
             stack.append((mark, pickle.dumps(there), list(there.moves()), [False]))
     return Found(len(is_open), revoked, "")
+
+
+def wander(begin: Town, random: Random, most_moves: int = 3000) -> str:
+    """Let happen what chance wills, until all have ended; return a circle or what else went wrong, or nothing.
+
+    For worlds of which there are too many to visit.
+    """
+    here: Town = pickle.loads(pickle.dumps(begin))
+    for _ in range(most_moves):
+        if here.is_over:
+            return ""
+        before, moves = here.signature(), list(here.moves())
+        random.shuffle(moves)
+        for move in moves:
+            here.do(move)
+            if here.signature() != before:
+                break
+        else:
+            return f"a circle: {here.told()}"
+    return f"no end after {most_moves} moves: {here.told()}"
