@@ -19,12 +19,12 @@ import transformers
 from halocline.config import Config
 from halocline.memory.retention import Full, Sliding
 from halocline.model.sources import resolve
+from testing.boundary import Prefills
 from testing.layouts import layers_of
 from testing.pair import metrics, page_exact_bytes, worker
 from testing.pressure import Asked, Pressure
 from testing.reference import Reference, _generate, compare
 from testing.rooms import Cut, Life, senior_beside
-from testing.server import LiveServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -60,10 +60,10 @@ def references() -> list[Reference]:
 
 
 @pytest.fixture(scope="module")
-def prefill(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    """One prefill worker for all decode workers that come one after another."""
-    with worker(config(request.param, role="prefill", kv_bytes="128MiB", page_tokens=16)) as live:
-        yield live
+def prefills() -> Iterator[Prefills]:
+    made = Prefills()
+    with made.stack:
+        yield made
 
 
 def config(link_kind: str, **own: object) -> Config:
@@ -72,18 +72,21 @@ def config(link_kind: str, **own: object) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("prefill", "pages", "ratio", "just"),
+    ("link_kind", "pages", "ratio", "just"),
     [
         ("shm", "16", None, LESS),
         ("shm", "16", None, EXACT),
         ("shm", "16", "0.87", EXACT),
         ("tcp", "64+16", None, NEXT),
     ],
-    indirect=["prefill"],
-    scope="module",
 )
 def test_as_many_come_back_as_the_layout_says(
-    prefill: LiveServer, references: list[Reference], pages: str, ratio: str | None, just: tuple[int, int]
+    prefills: Prefills,
+    references: list[Reference],
+    link_kind: str,
+    pages: str,
+    ratio: str | None,
+    just: tuple[int, int],
 ) -> None:
     fit, more = just
     cut = CUTS[pages]
@@ -102,9 +105,8 @@ def test_as_many_come_back_as_the_layout_says(
         "decode_reserve_tokens": 0,
         "max_model_len": life.positions + 1,
     }
-    link = prefill.client.hello.link
-    assert link is not None, "the worker belongs to a group"
-    with worker(config(link.address.partition(":")[0], **settings)) as decode:
+    prefill = prefills.at(config(link_kind, role="prefill", kv_bytes="128MiB", page_tokens=16))
+    with worker(config(link_kind, **settings)) as decode:
         made = Pressure(prefill, decode, room, senior, juniors, PATIENCE_SECONDS)
         made.check_room()
         seen = made.run()

@@ -17,11 +17,10 @@ import pytest
 from halocline.memory.budget import Budget
 from halocline.memory.demand import Demand, floor_demand, resident
 from halocline.memory.sizing import static_caps
-from testing.boundary import JUNIORS, LAYERS, MODEL, answers, base_config, decode_settings, juniors, pressure
+from testing.boundary import JUNIORS, LAYERS, MODEL, Prefills, answers, base_config, decode_settings, juniors, pressure
 from testing.models import save_tiny
 from testing.pair import worker
 from testing.rooms import Cut, Life
-from testing.server import LiveServer
 
 LIFE = Life(512, 80)
 FULL, WINDOW = "full", "sliding-2047"
@@ -49,11 +48,10 @@ def expected() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def prefill(folder: Path, request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    """One prefill worker for all decode workers that come one after another."""
-    pages, link_kind = request.param
-    with worker(replace(base_config(folder, link_kind), role="prefill", page_tokens=CUTS[pages].setting)) as live:
-        yield live
+def prefills() -> Iterator[Prefills]:
+    made = Prefills()
+    with made.stack:
+        yield made
 
 
 @pytest.mark.parametrize("ratio", [None, "0.5", "1.0", "1.5"])
@@ -74,43 +72,36 @@ def test_counting_agrees_with_the_one_price_and_the_one_predicate(pages: str, ra
 
 
 SAME = [
-    *(
-        (pages, pages, "shm", None, room)
-        for pages, room in product(("1", "16", "16+128", "128+16"), (LESS, EXACT, NEXT))
-    ),
-    *((pages, pages, "shm", "1.0", room) for pages, room in product(("1", "16", "16+128", "128+16"), (LESS, EXACT))),
-    # Here the full pool is the smaller one.
-    *(("16", "16", "shm", "1.5", room) for room in (LESS, EXACT)),
+    (pages, pages, "shm", ratio, room)
+    for pages in ("1", "16", "16+128", "128+16")
+    for ratio, room in (*product([None], (LESS, EXACT, NEXT)), *product(["1.0"], (LESS, EXACT)))
 ]
+FULL_SHARE_IS_SMALLER = [("16", "16", "shm", "1.5", room) for room in (LESS, EXACT)]
 UNEQUAL = [
-    *(
-        (there, here, link_kind, ratio, EXACT)
-        for there, here, link_kind, ratio in (
-            ("16", "128", "shm", None),
-            ("128", "1+128", "tcp", None),
-            ("16+128", "128+16", "shm", "1.0"),
-            ("128+16", "1", "tcp", "1.0"),
-        )
-    )
+    ("16", "128", "shm", None, EXACT),
+    ("128", "1+128", "tcp", None, EXACT),
+    ("16+128", "128+16", "shm", "1.0", EXACT),
+    ("128+16", "1", "tcp", "1.0", EXACT),
 ]
+CASES = sorted([*SAME, *FULL_SHARE_IS_SMALLER, *UNEQUAL], key=lambda case: (case[2], case[0]))  # few prefill workers
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("prefill", "pages", "ratio", "just"),
-    [((there, link_kind), here, ratio, just) for there, here, link_kind, ratio, just in (*SAME, *UNEQUAL)],
+    ("there", "pages", "link_kind", "ratio", "just"),
+    CASES,
     ids=[
         f"{there}-to-{here}-{link_kind}-{ratio or 'shared'}-{fit}{more:+}"
-        for there, here, link_kind, ratio, (fit, more) in (*SAME, *UNEQUAL)
+        for there, here, link_kind, ratio, (fit, more) in CASES
     ],
-    indirect=["prefill"],
-    scope="module",
 )
 def test_as_many_come_back_as_have_their_whole_lives(
     folder: Path,
     expected: list[list[int]],
-    prefill: LiveServer,
+    prefills: Prefills,
+    there: str,
     pages: str,
+    link_kind: str,
     ratio: str | None,
     just: tuple[int, int],
 ) -> None:
@@ -120,9 +111,10 @@ def test_as_many_come_back_as_have_their_whole_lives(
     count = room.come_back(lives)
     assert count == (fit - 1 if more < 0 else fit)
     asked = juniors(LIFE.prompt_tokens, LIFE.new_tokens)
-    link_kind = prefill.client.hello.link.address.partition(":")[0]
+    base = base_config(folder, link_kind)
+    prefill = prefills.at(replace(base, role="prefill", page_tokens=CUTS[there].setting))
     settings = decode_settings(room, cut.setting, asked)
-    with worker(replace(base_config(folder, link_kind), role="decode", **settings)) as decode:
+    with worker(replace(base, role="decode", **settings)) as decode:
         made = pressure(prefill, decode, room, asked)
         seen = made.run()
         assert made.left(seen) == room.left(room.lives(lives[:count]))

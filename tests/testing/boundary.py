@@ -5,6 +5,7 @@ As many full as sliding layers of equal width: with equal page lengths a slab is
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from halocline.config import Config
 from halocline.memory.retention import Full, Sliding
 from testing.layouts import layers_of
 from testing.models import FULL, SLIDING, reference_tokens, tiny_model, tiny_prompt
+from testing.pair import worker
 from testing.pressure import Asked, Pressure
 from testing.rooms import Room, senior_beside
 from testing.server import LiveServer
@@ -28,6 +30,7 @@ MODEL: dict[str, Any] = {
 LAYERS = layers_of((1, Full()), (1, Sliding(WINDOW)), heads=2, dim=16, dtype_bytes=8)
 SENIOR_TOKENS, MOST_SENIOR_PROMPT = 400, 2048
 JUNIORS = 4
+PATIENCE_SECONDS = 240.0
 
 
 def juniors(prompt_tokens: int, new_tokens: int) -> list[Asked]:
@@ -78,6 +81,22 @@ def senior(room: Room, asked: list[Asked]) -> Asked:
 
 def pressure(prefill: LiveServer, decode: LiveServer, room: Room, asked: list[Asked]) -> Pressure:
     """Return four juniors beside their senior."""
-    made = Pressure(prefill, decode, room, senior(room, asked), asked)
+    made = Pressure(prefill, decode, room, senior(room, asked), asked, PATIENCE_SECONDS)
     made.check_room()
     return made
+
+
+class Prefills:
+    """One prefill worker at a time, kept for all decode workers that come one after another."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+        self.config: Config | None = None
+        self.live: LiveServer | None = None
+
+    def at(self, config: Config) -> LiveServer:
+        """Return the worker of this configuration; another one is stopped."""
+        if self.live is None or config != self.config:
+            self.stack.close()
+            self.config, self.live = config, self.stack.enter_context(worker(config))
+        return self.live
