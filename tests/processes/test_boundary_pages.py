@@ -22,7 +22,7 @@ from testing.models import save_tiny
 from testing.pair import worker
 from testing.rooms import Cut, Life
 
-LIFE = Life(512, 80)
+LIFE = Life(460, 130)
 FULL, WINDOW = "full", "sliding-2047"
 CUTS = {
     "1": Cut(LAYERS, 1),
