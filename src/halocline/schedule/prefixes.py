@@ -383,6 +383,11 @@ class Prefixes:
             if self.tier is not None and hold.is_planned:
                 self.tier.end(hold)
 
+    def load_of(self, request: Request) -> Hold | None:
+        """Return what of the host `request` begins with, until it has computed on; None without a load."""
+        _, hold = self._loading.get(request.id, (None, None))
+        return hold
+
     def host_evicted(self, evicted: Sequence[Handles]) -> None:
         """Forget pages of the host arena that gave way to copies of others."""
         if self.tier is not None:

@@ -37,6 +37,7 @@ from halocline.memory.grant import Handles, Pin
 from halocline.schedule.admission import Candidate, Gate
 from halocline.schedule.events import Landed, LandingReady, Lost, Offered, PoolPages, RevokeWanted
 from halocline.schedule.growth import Growth
+from halocline.schedule.handover import NOTHING
 from halocline.schedule.holding import Holding, Keeper
 from halocline.schedule.request import Landing, Request, State
 from halocline.schedule.results import Results
@@ -218,25 +219,30 @@ class Receiving:
                 yield request.landing.pin
 
     def audit(self) -> Iterator[Violation]:
-        """Every receiving request has a landing with the pages that it lacks, and nobody else has one."""
+        """Every receiving request has a landing with the pages that it lacks, and nobody else has one.
+
+        What it lacks is counted from locks and loads, not from where it starts: each page before must be one of either.
+        """
         for request in self._roster.live.values():
             landing, name = request.landing, f"request {request.id} ({request.state.value})"
             if (landing is not None) != (request.state is State.RECEIVING):
                 yield Violation("L5", f"{name} {'has' if landing is not None else 'lacks'} a landing")
             elif landing is not None:
-                yield from self._look_at(landing, holding_of(request), name)
+                yield from self._look_at(request, landing, holding_of(request), name)
 
-    def _look_at(self, landing: Landing, holding: Holding, name: str) -> Iterator[Violation]:
-        own = [holding.grant.pages(pool) for pool in range(len(landing.handles))]
-        own_from = [len(table) - count for table, count in zip(holding.handles, own, strict=True)]
-        first_page = self._lands_from(holding, own_from, landing.start_tokens)
+    def _look_at(self, request: Request, landing: Landing, holding: Holding, name: str) -> Iterator[Violation]:
+        hold = self._sharing.load_of(request)
+        if hold is not None and not (hold.is_over if landing.is_told else hold.is_planned):
+            yield Violation("L5", f"{name}: its landing is told: {landing.is_told}, and what is loaded is not there")
         for pool, handles in enumerate(landing.handles):
             table: Handles = holding.handles[pool]
             low = landing.first_page[pool] - holding.first_page[pool]
             if table[low:].tolist() != handles.tolist() or landing.pin.handles[pool].tolist() != table.tolist():
                 yield Violation("L5", f"{name}: what lands in pool {pool} is not the end of its table, or not pinned")
-            if landing.first_page[pool] != first_page[pool]:
+            there = holding.first_page[pool] + len(table) - holding.grant.pages(pool)
+            run = NOTHING if hold is None else hold.pages[pool]
+            if len(run.handles):  # what is loaded must follow on what is locked
+                there = run.first_page + len(run.handles) if run.first_page == there else there
+            if landing.first_page[pool] != there:
                 begins = f"begins at page {landing.first_page[pool]} of pool {pool}"
-                yield Violation(
-                    "L1", f"{name}: what lands {begins}, its own after {landing.start_tokens} at {first_page}"
-                )
+                yield Violation("L1", f"{name}: what lands {begins}, locked or loaded is all before page {there}")

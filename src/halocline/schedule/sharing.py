@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from halocline.cache.match import Match
-from halocline.cache.tier import Offer
+from halocline.cache.tier import Hold, Offer
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
 from halocline.memory.demand import Demand, zero
@@ -163,6 +163,10 @@ class Sharing(Protocol):
         """Be told that the outstanding step is over, and with it what it loaded."""
         ...
 
+    def load_of(self, request: Request) -> Hold | None:
+        """Return what of the second level `request` begins with, until it has computed on; None without a load."""
+        ...
+
     def host_evicted(self, evicted: Sequence[Handles]) -> None:
         """Be told of cached pages of the host arena that gave way, before anything else is asked."""
         ...
@@ -276,6 +280,11 @@ class Alone:
 
     def host_loaded(self) -> None:
         """Nothing is."""
+
+    def load_of(self, request: Request) -> Hold | None:
+        """Nothing is."""
+        del request
+        return None
 
     def host_evicted(self, evicted: Sequence[Handles]) -> None:
         """Nothing is cached there either."""

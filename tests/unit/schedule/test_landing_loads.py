@@ -13,6 +13,9 @@ import pytest
 from halocline.memory.host import HostCosts
 from halocline.memory.retention import Chunked, Full, Sliding, State
 from halocline.schedule.events import Abort, Arrive, Landed, LandingReady, Lost, NewToken, Offered
+from halocline.schedule.holding import Holding
+from halocline.schedule.receive import Receiving
+from halocline.schedule.request import Request
 from halocline.step import StepPlan
 from testing.schedule import FULL_AND_WINDOW, PoolSpec, greedy, prompt, rules, tiny_layout
 from testing.transfers import BROKEN, Pair, Side, state_of
@@ -213,6 +216,61 @@ def test_a_step_that_breaks_takes_the_landing_back_whose_loads_it_had(done: bool
     assert told(made)[0].start_tokens == (0 if writes else CACHED), "the host is believed where nothing was written"
     made.tell(Landed("a", told(made)[0].attempt, 7))
     assert NewToken("a", 7) in made.said
+
+
+# ---- what the audit sees
+
+
+def laws(made: Side) -> set[str]:
+    return {violation.law for violation in made.scheduler.audit()}
+
+
+def landing(made: Side, *, is_told: bool = False) -> Request:
+    """Return a request whose landing is committed, or told."""
+    offered(made)
+    plan = planned(made)
+    if is_told:
+        made.apply(made.backend.run(plan))
+    assert laws(made) == set()
+    return made.scheduler._roster.live["a"]
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("pools", [FULL_AND_WINDOW, WIDE, STATE, CHUNKED], ids=["past", "window", "state", "chunked"])
+def test_the_audit_sees_pages_before_a_landing_that_nobody_loads(pools: tuple[PoolSpec, ...], is_told: bool) -> None:
+    made = flushed(pools)
+    request = landing(made, is_told=is_told)
+    sharing = made.scheduler._sharing
+    sharing.load_of = lambda request: None  # type: ignore[method-assign]
+    found = [violation for violation in made.scheduler.audit() if violation.law == "L1"]
+    assert [violation.message.split(" of pool ")[1][:1] for violation in found] == (
+        ["0", "1"] if pools is WIDE else ["0"]
+    )
+    assert request.landing is not None
+
+
+@pytest.mark.parametrize("host_slabs", [0, 32])
+def test_the_audit_sees_a_landing_that_skips_a_page(host_slabs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lands_from = Receiving._lands_from
+
+    def late(self: Receiving, holding: Holding, own_from: list[int], start: int) -> tuple[int, ...]:
+        full, window = lands_from(self, holding, own_from, start)
+        return full + 1, window
+
+    monkeypatch.setattr(Receiving, "_lands_from", late)
+    made = flushed(WIDE) if host_slabs else Side(tiny_layout(WIDE, 24), rules(prefix_cache=True))
+    made.check = False
+    offered(made)
+    made.run_until(lambda: bool(told(made)))
+    assert laws(made) == {"L1"}
+
+
+def test_the_audit_sees_a_landing_that_is_told_while_its_pages_are_loaded() -> None:
+    made = flushed(WIDE)
+    request = landing(made)
+    assert request.landing is not None
+    request.landing.is_told = True
+    assert laws(made) == {"L5"}
 
 
 # ---- both sides
