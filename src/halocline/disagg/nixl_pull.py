@@ -136,8 +136,16 @@ class Pulled:
                 self._lots.give(lot)
         finally:
             for read, lot, _ in flying:
-                self._lots.abandon(read, lot)
-                self._abandoned.append(read)
+                self._leave_to(read, lot)
+
+    def _leave_to(self, read: Read, lot: Bytes) -> None:
+        # Only what may still be written is remembered: every chunk is left with its last lot, which is done.
+        if read.is_over:
+            self._lots.give(lot)
+            return
+        self._lots.abandon(read, lot)
+        self._abandoned = [each for each in self._abandoned if not each.is_over]
+        self._abandoned.append(read)
 
     def close(self) -> None:
         """End it; a second call does nothing."""

@@ -117,7 +117,26 @@ def test_whoever_is_done_early_leaves_what_was_read_ahead(held: Reading) -> None
     held.pulled.close()
     ((peer, reads),) = held.agent.parted
     assert peer.agent == "peer"
-    assert [read.is_over for read in reads] == [True, False], "the library must know the peer until they are over"
+    assert [read.is_over for read in reads] == [False], "the library must know the peer until they are over"
+
+
+def test_a_connection_remembers_only_reads_that_may_still_write(reading: Reading) -> None:
+    """A chunk's last page is valid until the next chunk is expected, so every chunk is left with its last lot."""
+    for chunk in range(100):
+        reading.pulled.expect([(0, chunk % 64), (1, 5)])
+        reading.pulled.next_page()
+        reading.pulled.next_page()
+        if chunk == 50:  # one is left half way, and ends later
+            reading.agent.finishes_at_once = False
+            reading.pulled.expect([(0, number) for number in range(4)])
+            reading.is_over = True
+            with pytest.raises(LinkError, match="ended"):
+                reading.pulled.next_page()
+            reading.is_over, reading.agent.finishes_at_once = False, True
+    reading.pulled.close()
+    assert reading.lots.free == 7
+    ((_, reads),) = reading.agent.parted
+    assert [read.is_over for read in reads] == [False]
 
 
 def test_a_peer_that_is_lost_while_it_is_read_ends_the_connection_and_loses_no_lot(held: Reading) -> None:
