@@ -86,8 +86,9 @@ class Connection:
                 return  # it was over
 
     def join(self) -> None:
-        """Wait for the end of the threads, after `hang_up`."""
-        self._thread.join(HELLO_SECONDS + 5)
+        """Wait for the end of the threads, after `hang_up`; there may never have been any."""
+        if self._thread.ident is not None:
+            self._thread.join(HELLO_SECONDS + 5)
 
     # ---- the reading thread
 

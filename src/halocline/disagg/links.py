@@ -132,15 +132,15 @@ class LinkPost:
             if self._listener.family == socket.AF_UNIX:
                 with contextlib.suppress(OSError):
                     os.unlink(self._listener.getsockname())
+        if self._accepting is not None and self._listener is not None:
+            self._accepting.join()  # before connections are counted: it may be about to add one
+            self._listener.close()
         with self._lock:
             connections = list(self._connections.values())
         for connection in connections:
             connection.hang_up("this worker ends")
         for connection in connections:
             connection.join()
-        if self._accepting is not None and self._listener is not None:
-            self._accepting.join()
-            self._listener.close()
         if self._home.nixl is not None:
             self._home.nixl.close()
         self._helper.close()

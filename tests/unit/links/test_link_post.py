@@ -14,7 +14,9 @@ import pytest
 
 from halocline.disagg import messages as wire
 from halocline.disagg import stream, writer
-from halocline.disagg.arena_pages import Bytes
+from halocline.disagg.arena_pages import ArenaPages, Bytes
+from halocline.disagg.landings import Landings
+from halocline.disagg.links import LinkPost, listen_for_links
 from halocline.disagg.post import Delivered, Down, Up
 from halocline.memory.retention import Full, Sliding
 from testing import links
@@ -244,3 +246,51 @@ def test_an_arena_that_could_shrink_under_its_reader_is_not_mapped(tmp_path: Pat
     finally:
         receiver.post.close()
         sender.post.close()
+
+
+class SlowListener(socket.socket):
+    """A listener that has accepted somebody, and says so only a moment after it was told to end."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        super().__init__(fileno=listener.detach())
+        self.is_ending = threading.Event()
+
+    def accept(self) -> tuple[socket.socket, object]:
+        found = super().accept()
+        assert self.is_ending.wait(20)
+        time.sleep(0.1)
+        return found
+
+    def shutdown(self, how: int) -> None:
+        super().shutdown(how)
+        self.is_ending.set()
+
+
+def test_who_is_accepted_while_a_worker_ends_is_left_with_all_others() -> None:
+    own = links.hello(LAYOUT, "worker")
+    pages = ArenaPages(np.zeros(LAYOUT.arena_bytes, np.uint8), own.facts.pools)
+    listener = SlowListener(listen_for_links("tcp", "127.0.0.1", 0, Path()))
+    place = listener.getsockname()
+    post = LinkPost(own, links.SECRET, pages, Landings(pages, LAYOUT.pools), listener=listener)
+    with socket.create_connection(place, 10) as sock:
+        time.sleep(0.1)  # it is accepted
+        post.close()
+        sock.settimeout(5)
+        try:
+            while sock.recv(4096):
+                continue
+        except ConnectionResetError:
+            return  # it is left
+
+
+def test_a_worker_ends_also_where_the_system_had_no_thread_for_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = links.make_end(LAYOUT, "worker")
+
+    def full(self: threading.Thread) -> None:
+        raise RuntimeError(f"no thread for {self.name}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        end.post.dial("tcp://127.0.0.1:1")
+    end.post.close()
+    assert end.post.figures()["received_bytes"] == 0
