@@ -49,7 +49,10 @@ class Courtesy:
         request = self._roster.live.get(event.request_id)
         if request is None or request.attempt != event.attempt or not request.is_called or request.is_running:
             return
-        (self._yielding.add if event.gives_way else self._yielding.discard)(request.id)
+        if event.gives_way:
+            self._yielding.add(request.id)
+        else:  # who computes it now comes before this worker: then it waits for nobody
+            self._forget(request.id)
         if self._goes_before(request.id) is not None:
             self._roster.recall(request)
             self._held[request.id] = request
@@ -81,8 +84,12 @@ class Courtesy:
                 del self._held[name]
                 self._roster.call(request)
         for name in [name for name in self._yielding if name not in self._roster.live]:
-            self._yielding.discard(name)
-            self._first.pop(name, None)
+            self._forget(name)
+
+    def _forget(self, request_id: str) -> None:
+        # Whoever gave way is one whose landing gives way: so nothing of the others is ever kept.
+        self._yielding.discard(request_id)
+        self._first.pop(request_id, None)
 
     def _goes_before(self, request_id: str) -> str | None:
         """Return a prompt for another worker that is still to be admitted before this request, None if there is none.
