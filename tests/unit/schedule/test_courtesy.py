@@ -44,12 +44,12 @@ def test_who_gave_way_comes_in_after_the_prompt_for_which_it_did() -> None:
     made.tell(Offered("a", 2, gives_way=True))
     assert not is_in_line(made)
     assert "@b, which is computed here for another worker, goes first" in made.scheduler.reasons()["a"].detail
-    made.check = False  # it is in the line since this plan was made, and was not asked in it
-    plan = made.plan()
+    plan = made.scheduler.plan(0.0)
     assert plan is not None
     assert [segment.request_id for segment in plan.segments] == ["@b"]
+    assert is_in_line(made), "it comes in with the next plan"
     made.apply(made.backend.run(plan))
-    assert is_in_line(made)
+    made.run_until(lambda: state_of(made, "@b") == "sending")
 
 
 def test_who_gave_way_comes_in_when_that_prompt_is_accepted_anew() -> None:
