@@ -99,6 +99,26 @@ def test_imports_are_absolute(path: Path) -> None:
     assert not relative, f"{module_name(path)} has relative imports"
 
 
+@pytest.mark.parametrize("path", [path for path in SOURCES if module_of(path) != "sim"], ids=module_name)
+def test_only_replays_choose_what_of_a_plan_is_written_down(path: Path) -> None:
+    """A plan without tokens and tables means nothing to a model's runner: no server can come to make one."""
+    if module_name(path) == "halocline.schedule.scheduler":
+        return  # it takes the choice
+    assert not [name for name in imported_names(path) if name.startswith("halocline.sim.outline")]
+    choices = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text()))
+        if is_plain_call(node)
+        and node.func.id == "Scheduler"
+        and (len(node.args) > 3 or any(keyword.arg in (None, "packer") for keyword in node.keywords))
+    ]
+    assert not choices, f"{module_name(path)}, lines {choices}"
+
+
+def test_replays_do_choose_it() -> None:
+    assert any("Sketcher()" in path.read_text() for path in modules("sim"))
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     known = {module_name(path): path for path in SOURCES}
     edges = {name: closest(imported_names(path), known) for name, path in known.items()}
