@@ -6,6 +6,7 @@ is left. Where it is not free, or gets no core, the one who offered does all of 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -44,8 +45,7 @@ class Helper:
         task = Task(act, things)
         with self._changed:
             if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._help, name="halocline-helper", daemon=True)
-                self._thread.start()
+                self._begin()
             self._offered.append(task)
             self._changed.notify_all()
         try:
@@ -58,6 +58,12 @@ class Helper:
                     self._changed.wait()
         if task.error is not None:
             raise task.error
+
+    def _begin(self) -> None:
+        thread = threading.Thread(target=self._help, name="halocline-helper", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the system has no thread now; the next one who copies asks again
+            thread.start()
+            self._thread = thread
 
     def close(self) -> None:
         """Let the thread end; what is offered later is done without it."""

@@ -162,3 +162,15 @@ def test_an_error_in_either_thread_reaches_whoever_shares_the_work() -> None:
         helper.share(act, range(20))
     helper.share(lambda _: None, range(3))
     helper.close()
+
+
+def test_where_the_system_has_no_thread_for_a_helper_all_is_done_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: threading.Thread) -> None:
+        raise RuntimeError(f"can't start {self.name}")
+
+    helper, done = Helper(), list[int]()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        helper.share(done.append, range(3))
+        helper.close()
+    assert done == [0, 1, 2]
