@@ -176,7 +176,16 @@ class Exchange:
         if isinstance(message, wire.ToSender):
             self._do(self.sender.hear(news.peer, message, now), now)
         elif isinstance(message, wire.ToReceiver):
-            self._do(self.receiver.hear(news.peer, message, now, news.refused), now)
+            refused = news.refused or self._outside_vocabulary(message)
+            self._do(self.receiver.hear(news.peer, message, now, refused), now)
+
+    def _outside_vocabulary(self, message: wire.ToReceiver) -> str:
+        """Return what is wrong with a first token that the own model does not have: computing on would break a step."""
+        if not isinstance(message, wire.Done):
+            return ""
+        size, top = self._own.facts.vocab_size, () if message.logprobs is None else message.logprobs.top
+        wrong = [token for token in (message.token_id, *(token for token, _ in top)) if not 0 <= token < size]
+        return f"the peer is done with token {wrong[0]}; the model's are 0 to {size - 1}" if wrong else ""
 
     def _up(self, news: Up, now: float) -> None:
         connection = self._connections.setdefault(news.peer, Connection(None, now))

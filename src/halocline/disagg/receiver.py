@@ -206,7 +206,8 @@ class Receiver:
     # ---- what the peer says
 
     def hear(self, peer: str, message: wire.ToReceiver, now: float, refused: str = "") -> list[Action]:
-        """Take one message of a peer. `refused`: why the pages that came with it do not stand in their landing."""
+        """Take one message of a peer. `refused`: why the pages that came with it do not stand in their landing, or what
+        it says cannot be used."""
         session = self._sessions.get(message.request)
         if session is None or session.peer is None or session.peer.name != peer:
             self.refused += 1  # the peer may still hold something for it
@@ -233,6 +234,8 @@ class Receiver:
                 return []
             case wire.Pages():
                 return self._pages(session, message, refused, now)
+            case wire.Done() if refused:
+                return self._lose(session, refused, now)
             case wire.Done():
                 if session.done is None:
                     session.done = message

@@ -28,6 +28,7 @@ from halocline.schedule.events import (
     Rejected,
     RevokeWanted,
 )
+from halocline.step import TokenLogprobs
 
 LEASE = 8.0
 FACTS = wire.PeerFacts(
@@ -128,6 +129,30 @@ def test_a_prompt_is_asked_for_where_it_was_assigned_and_lands(exchange: Exchang
     assert (figures.landing_bytes, figures.peers, figures.totals["received"]) == (0, 1, 1)
     assert figures.totals["sent_bytes"] == 5
     assert not any(figures.sessions.values())
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        wire.Done("r", 1, 1, 9),
+        wire.Done("r", 1, 1, 8, TokenLogprobs(-0.5, 1, ((8, -0.5), (9, -1.5)))),
+        wire.Done("r", 1, 1, 8, TokenLogprobs(-0.5, 1, ((-1, -0.5),))),
+    ],
+    ids=["token", "beside it", "negative"],
+)
+def test_a_first_token_that_the_model_does_not_have_costs_the_attempt(
+    exchange: Exchange, desk: Desk, done: wire.Done
+) -> None:
+    """To compute on from it would break a step, and with it everybody who is in that step."""
+    key = landing(exchange, desk)
+    desk.take()
+    desk.news.append(Delivered(key.peer, wire.Pages("r", 1, 0, 0, (wire.PageRun(0, 2),))))
+    desk.news.append(Delivered(key.peer, done))
+    (lost,) = exchange.before([], 0.5)
+    assert isinstance(lost, Lost)
+    assert "; the model's are 0 to 8" in lost.message
+    assert not lost.is_final
+    assert ("close", key) in desk.take()
 
 
 def test_of_two_workers_landings_of_the_one_before_the_other_give_way(desk: Desk) -> None:
