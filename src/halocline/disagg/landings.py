@@ -1,8 +1,10 @@
 """Where pages of other workers may be written, and until when: the fence of the receiving side.
 
-A landing is the set of pages that a received prompt will have. Writers of links write through here only, a piece at a
-time and under the landing's lock; `close` waits for a piece at most, and after it nobody writes any more: the
-scheduler may give the pages to others. What a peer says of its pages is believed as far as it is inside the landing.
+A landing is the set of pages that a received prompt will have. Links write under its lock only, while it is open, and a
+piece at a time: what one call reads off a socket, a group that is pulled, a page that is cut. `close` waits for a piece
+at most, and after it nobody writes any more: the scheduler may give the pages to others. What a peer says of its pages
+is believed as far as it is inside the landing. Pages are checked before they count; those that are taken over as they
+are, where they stand, and those that have to be cut before that:
 
     own pages of a pool    |  page 3   |  page 4   |  page 5   |      what must be there: positions [from, fill)
     peer's pages             | 12 | 13 | 14 | 15 | 16 | 17 |           each is checked first, then cut and counted

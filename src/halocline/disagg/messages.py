@@ -195,7 +195,8 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
 
 
 class Revoke(msgspec.Struct, frozen=True, array_like=True, tag="revoke"):
-    """A senior of D is short of memory: P stops, waits again, and offers `attempt + 1`."""
+    """D needs its landing's pages for a senior that is short of memory, or the landing gives way to a prompt that D
+    computes for others: P stops, waits again, and offers `attempt + 1`."""
 
     request: Name
     attempt: Attempt

@@ -22,7 +22,7 @@
 
 Its grant counts 1 + `decode_reserve_tokens` output tokens, or the whole life where that is granted at once. It is never
 a victim: what it holds comes free only when its landing is closed, which `RevokeWanted` asks for where a more senior
-request is short.
+request is short, or where it gives way (`courtesy`).
 """
 
 from __future__ import annotations
