@@ -95,6 +95,7 @@ TRACE is a file (Mooncake or Bailian JSON lines with `hash_ids`, Azure CSV, Open
 
 Exit codes: 0 done; 1 the work failed while it ran; 2 it could not start (trace, model, arena, policy, file), or no
 request fits; 130 Ctrl-C. Files are put in their places whole: an interrupted run leaves none.
+Links stay, and pipes and devices are written to.
 
 ## Flags
 

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from errno import EACCES
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ def _lines(table: Mapping[str, Any]) -> str:
 def check_writable(path: Path) -> None:
     """Raise ConfigError when no file can be put at `path`: before an hour of work, not after it."""
     try:
+        if _is_special(path):
+            if not os.access(path, os.W_OK):  # opening a pipe would wait for its reader
+                raise PermissionError(EACCES, os.strerror(EACCES))
+            return
+        path = Path(os.path.realpath(path))
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(descriptor)
         os.unlink(name)
@@ -57,12 +63,21 @@ def check_writable(path: Path) -> None:
 def write(path: Path, text: str) -> None:
     """Put `text` at `path` as a whole: whoever looks sees the old file or the new one, never a half.
 
-    Raises FailedError when the place that was good at the start is no longer, or is full.
+    A link stays, and the file that it names is replaced; a pipe or a device is written to. Raises FailedError when the
+    place that was good at the start is no longer, or is full.
     """
     try:
-        _replace(path, text)
+        if _is_special(path):
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(Path(os.path.realpath(path)), text)
     except OSError as error:
         raise FailedError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _is_special(path: Path) -> bool:
+    """Whether `path` is a device, a pipe or a socket: to put a file in its place would take it from everybody."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _replace(path: Path, text: str) -> None:

@@ -157,6 +157,39 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert os.listdir(tmp_path) == ["report.json"], "no temporary file is left"
 
 
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    check_writable(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write(pipe, "text\n")
+        assert pipe.is_fifo(), "a device such as /dev/null would be gone, too, for whoever may replace it"
+        assert os.read(reader, 100) == b"text\n"
+    finally:
+        os.close(reader)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_device_that_is_full_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "replace", lambda *_: pytest.fail("root would lose the device"))
+    check_writable(Path("/dev/full"))
+    with pytest.raises(FailedError, match="cannot write /dev/full: No space left on device"):
+        write(Path("/dev/full"), "text\n")
+
+
+def test_a_link_stays_and_names_the_new_text(tmp_path: Path) -> None:
+    (tmp_path / "reports").mkdir()
+    link = tmp_path / "latest.html"
+    link.symlink_to("reports/1.html")
+    for text in ("new\n", "newer\n"):
+        check_writable(link)
+        write(link, text)
+        assert link.is_symlink()
+        assert (tmp_path / "reports" / "1.html").read_text() == text
+    assert os.listdir(tmp_path / "reports") == ["1.html"]
+
+
 def test_a_place_that_is_gone_when_the_work_is_done_is_told(tmp_path: Path) -> None:
     with pytest.raises(FailedError, match="No such file or directory"):
         write(tmp_path / "gone" / "report.json", "")
