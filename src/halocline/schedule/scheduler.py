@@ -199,6 +199,7 @@ class Scheduler:
             self._outstanding = None  # there is nothing to carry out and to wait for
             room.close()
             self._transfers.tell()
+            self._desk.applied()  # a load of which nothing was left locks the host no longer
         return None if self._outstanding is None else self._outstanding.plan
 
     # --- results

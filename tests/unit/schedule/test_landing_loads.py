@@ -115,8 +115,9 @@ def test_the_host_is_locked_until_the_loads_are_done_and_no_longer() -> None:
     assert host_is_unlocked(made)
 
 
-def test_full_pages_that_the_device_still_has_are_locked_and_not_loaded() -> None:
-    made = flushed(WIDE)
+def without_tail(pools: tuple[PoolSpec, ...]) -> Side:
+    """Return a worker whose device has the full pages of what the host has, and none of its window pages."""
+    made = flushed(pools)
     made.arrive("again", TEXT[: CACHED + 1], 1)  # loads all of it
     made.run()
     tree = made.scheduler._sharing.tree  # type: ignore[attr-defined]
@@ -124,11 +125,25 @@ def test_full_pages_that_the_device_still_has_are_locked_and_not_loaded() -> Non
     tail = tree.marks.tail(node.mark, 1)
     made.arena.evict(1, tail)
     made.scheduler._sharing.forget([tail[:0], tail], ())
+    return made
+
+
+def test_full_pages_that_the_device_still_has_are_locked_and_not_loaded() -> None:
+    made = without_tail(WIDE)
     offered(made)
     plan = planned(made)
     assert loads(plan) == {1: 2}
     made.apply(made.backend.run(plan))
     assert told(made)[0].start_tokens == CACHED
+
+
+def test_where_nothing_is_left_to_load_the_host_is_not_locked_until_somebody_computes() -> None:
+    """The device has the full pages, and the first decode reads no window page that the host has."""
+    made = without_tail(FULL_AND_WINDOW)
+    offered(made)
+    assert made.plan() is None
+    assert told(made)[0].start_tokens == CACHED
+    assert host_is_unlocked(made)
 
 
 def test_what_was_loaded_and_what_landed_are_cached_together() -> None:
