@@ -20,7 +20,8 @@ from halocline.schedule.events import Reason
 from halocline.schedule.holding import Holding
 from halocline.schedule.request import Request
 from halocline.sim.sketches import Sketch, draw
-from halocline.sim.worlds import Story, World, explore, main
+from halocline.sim.stories import Story
+from halocline.sim.worlds import World, explore, main
 from halocline.step import StepPlan, StepResult
 from testing import wrong
 from testing.policies import pricing

@@ -33,28 +33,17 @@ from halocline.cache.forest import Forest
 from halocline.cache.ghosts import Digests, Ghosts
 from halocline.cache.locks import LockBook
 from halocline.cache.match import Resume
-from halocline.cache.node import PROVEN, TOMBSTONE, Mark, Node, gather
+from halocline.cache.node import PROVEN, TOMBSTONE, Mark, Node
+from halocline.cache.reach import Reach, kept_for_others, reach_of
 from halocline.memory.arena import Arena
 from halocline.memory.evictable import NO_UNIT, Place, Unit
 from halocline.memory.grant import NO_HANDLES, Handles
 from halocline.memory.pool import CACHED, INDEX_MASK, LOCKED
-from halocline.memory.retention import Chunked, Retention, Sliding
 from halocline.units import MIB
 
 NO_MARK = 0
 PROVEN_SHARE = 0.5
 BRANCH_SLACK_TOKENS = 512
-
-
-def reach_of(retention: Retention) -> int:
-    """Return how many tokens before a boundary a tail begins at most."""
-    match retention:
-        case Sliding(window_tokens):
-            return window_tokens
-        case Chunked(chunk_tokens):
-            return chunk_tokens
-        case _:
-            return 0
 
 
 class Marks:
@@ -65,6 +54,7 @@ class Marks:
         self._forest = forest
         self._locks = locks
         self._resume = resume
+        self._reach = Reach(arena, forest, locks, resume)
         self._slack_tokens = slack_tokens
         self._reach_tokens = slack_tokens + max(
             reach_of(pool.retention) + pool.pages_per_slab * pool.page_tokens for pool in arena.layout.pools
@@ -101,7 +91,7 @@ class Marks:
             self._next_id += 1
             self.marks[node.mark.id] = node.mark
             node.mark.returned = not proven and self.ghosts.knows(prefix, resumed)
-        self._reach_back(node.mark, max(0, serves_tokens))
+        self._reach.extend(node.mark, max(0, serves_tokens))
         self._value(node.mark, proven=proven or node.mark.proven)
 
     def use(self, node: Node, prefix: Digests) -> None:
@@ -158,7 +148,7 @@ class Marks:
                 self._clock[mark.proven] = max(self._clock[mark.proven], mark.key)
                 self._end(mark)
             else:
-                self._reach_back(mark, node.end * self._forest.shape.granule_tokens)  # perhaps it was cut
+                self._reach.extend(mark, node.end * self._forest.shape.granule_tokens)  # perhaps it was cut
                 self._rank(node)
 
     def childless(self, node: Node) -> None:
@@ -168,15 +158,11 @@ class Marks:
 
     def is_whole(self, node: Node) -> bool:
         """Whether a request could resume at `node`'s end (L7)."""
-        end = node.end * self._forest.shape.granule_tokens
-        return not any(
-            (self._tail(node, pool, self._resume.first_page(pool, end)) == TOMBSTONE).any()
-            for pool in self._locks.windows
-        ) and not any(node.pages[pool][0] == TOMBSTONE for pool in self._forest.shape.states)
+        return self._reach.is_whole(node)
 
     def tail(self, mark: Mark, pool: int) -> Handles:
         """Return the pages of `mark`'s tail, the branch slack included, that are there."""
-        tail = self._tail(mark.node, pool, mark.first_page[pool])
+        tail = self._reach.pages(mark.node, pool, mark.first_page[pool])
         there = tail != TOMBSTONE
         return tail if np.count_nonzero(there) == len(tail) else tail[there]
 
@@ -384,29 +370,6 @@ class Marks:
         kept: Handles = tail[self._forest.books[pool].mark[tail & INDEX_MASK] == mark.id]
         return kept
 
-    def _tail(self, node: Node, pool: int, first_page: int) -> Handles:
-        # The pages of a window pool from `first_page` to the node's end; or its state. With tombstones.
-        shape = self._forest.shape
-        if pool in shape.states:
-            return node.pages[pool]
-        per_granule = shape.pages_per_granule[pool]
-        return gather(node.path(first_page // per_granule), shape, pool, first_page, node.end * per_granule)
-
-    def _reach_back(self, mark: Mark, serves_tokens: int) -> None:
-        # Lets the tail begin early enough for a boundary at `serves_tokens`, and with the slab in which that page lies:
-        # a slab that is the tail's alone empties when the tail dies, where one that it shares would have to be vacated.
-        shape = self._forest.shape
-        for pool in self._locks.windows:
-            first, per_slab = self._resume.first_page(pool, serves_tokens), self._arena.pools[pool].per_slab
-            if first >= mark.first_page[pool]:
-                continue
-            mark.first_page[pool] = first
-            run = gather(mark.node.path(), shape, pool, max(0, first - per_slab + 1), first + 1)
-            if first < mark.node.end * shape.pages_per_granule[pool] and run[-1] != TOMBSTONE:
-                places = self._arena.pools[pool].place[np.maximum(run, 0) & INDEX_MASK]
-                apart = np.flatnonzero((run == TOMBSTONE) | (places // per_slab != places[-1] // per_slab))
-                mark.first_page[pool] -= len(run) - 1 - (int(apart[-1]) + 1 if len(apart) else 0)
-
     def _end(self, mark: Mark, *, evicted: bool = True) -> None:
         node = mark.node
         self._unrank(node)
@@ -414,7 +377,7 @@ class Marks:
             self._forest.books[pool].mark[self._kept(mark, pool) & INDEX_MASK] = NO_MARK
         self._set_proven(mark, proven=False)
         if evicted:
-            self.ghosts.remember(mark.prefix, self._shared(node))
+            self.ghosts.remember(mark.prefix, kept_for_others(node))
         del self.marks[mark.id]
         node.mark = None
         if node.id in self._forest.nodes:
@@ -429,16 +392,3 @@ class Marks:
                 self._rank(above)
                 break
             above = above.parent
-
-    def _shared(self, node: Node) -> int:
-        # How far `node`'s prefix is still kept for others: granules up to the last node on its path with another mark.
-        above: Node | None = node
-        while above is not None:
-            if (above is not node and above.mark is not None) or any(
-                child.worth > 0 for child in above.children.values()
-            ):
-                return above.end
-            below, above = above, above.parent
-            if above is not None and any(c is not below and c.worth > 0 for c in above.children.values()):
-                return above.end
-        return 0

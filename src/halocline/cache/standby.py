@@ -21,9 +21,10 @@ from halocline.cache.forest import Forest
 from halocline.cache.insert import Advance
 from halocline.cache.lock import Lock
 from halocline.cache.locks import LockBook
-from halocline.cache.marks import NO_MARK, Marks, reach_of
+from halocline.cache.marks import NO_MARK, Marks
 from halocline.cache.match import Resume
 from halocline.cache.node import TOMBSTONE, gather
+from halocline.cache.reach import reach_of
 from halocline.memory.arena import Arena
 from halocline.memory.audit import Violation
 from halocline.memory.evictable import NO_UNIT, Place, Unit

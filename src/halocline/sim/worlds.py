@@ -35,6 +35,7 @@ from halocline.schedule.events import Abort, Accepted, Admitted, Arrive, Event, 
 from halocline.schedule.scheduler import Scheduler
 from halocline.sim.oracle import FakeBackend, reference
 from halocline.sim.sketches import VOCAB, Client, Lease, Sketch, Text, draw
+from halocline.sim.stories import Story
 from halocline.step import StepPlan
 
 MOST_STEPS = 4000
@@ -63,44 +64,6 @@ class Asked:
     limit: int = 0
     output: list[int] = field(default_factory=list)
     end: str | None = None
-
-
-@dataclass(frozen=True)
-class Story:
-    """What came of a world."""
-
-    seed: int
-    steps: int
-    seconds: float
-    requests: int
-    finished: int
-    aborted: int
-    failed: int
-    retractions: int
-    moves: int
-    cached_tokens: int
-    leaps: int
-    digest: str
-    fault: str | None
-    """The law that broke, and how; None: all held."""
-    details: str = ""
-    """Where in the program it was noticed."""
-
-    def line(self) -> str:
-        """Return the story in one line."""
-        if self.fault is not None:
-            return f"seed {self.seed}: step {self.steps}: {self.fault}\n  {command(self.seed)}"
-        return (
-            f"seed {self.seed}: {self.requests} requests, {self.finished} finished, {self.aborted} aborted, "
-            f"{self.failed} failed, "
-            f"{self.steps} steps, {self.retractions} retractions, {self.moves} moves, {self.cached_tokens} tokens from "
-            f"the cache, {self.leaps} leaps, digest {self.digest}"
-        )
-
-
-def command(seed: int) -> str:
-    """Return the line that shows a world again."""
-    return f"python -m halocline.sim.worlds --seed {seed} --trace"
 
 
 class World:
