@@ -108,6 +108,8 @@ class NixlAgent:
         self._guests = 0
         self._lively_until = self._linger_until = 0.0
         self._is_closed = False
+        self._complaint = ""
+        """The library's last one."""
         self._server: threading.Thread | None = None
         config = library.nixl_agent_config(
             enable_prog_thread=False, backends=[], sync_mode=library.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
@@ -171,9 +173,18 @@ class NixlAgent:
                     self._changed.wait(SLOW_SECONDS)
                 if self._is_closed:
                     return
-            # Nobody sends notifications; to ask for them is how this library is told to do its work.
-            self._agent.get_new_notifs()
-            time.sleep(QUICK_SECONDS)
+            time.sleep(QUICK_SECONDS if self._move() else SLOW_SECONDS)
+
+    def _move(self) -> bool:
+        """Let the library do its work; False where it complains, of one guest perhaps, and the others go on."""
+        try:
+            self._agent.get_new_notifs()  # nobody sends any; to ask for them is how it is told to
+        except Exception as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                logging.getLogger("halocline.disagg").warning("NIXL does not look after its guests: %s", error)
+            return False
+        return True
 
     # ---- reading from others
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -156,6 +157,30 @@ def test_words_that_the_library_does_not_understand_are_refused(library: Library
     with pytest.raises(LinkError, match="finds no way to the peer: NIXL_ERR_MISMATCH"):
         agent.meet(words("them", b"nonsense"))
     agent.meet(words("them", b"them here"))
+
+
+def test_guests_are_looked_after_though_the_library_complains(
+    library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread that ended by one complaint would leave all who read from this worker waiting until their leases end."""
+    asked, has_gone_on = [0], threading.Event()
+
+    def complains() -> None:
+        asked[0] += 1
+        if asked[0] > 5:
+            has_gone_on.set()
+        raise RuntimeError("NIXL_ERR_BACKEND")
+
+    monkeypatch.setattr(Library, "get_new_notifs", lambda self: complains(), raising=False)
+    agent = NixlAgent("127.0.0.1")
+    agent.offer(np.zeros(64, np.uint8))
+    agent.welcome()
+    agent.stir()
+    assert has_gone_on.wait(10)
+    agent.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "NIXL does not look after its guests: NIXL_ERR_BACKEND"
+    ]
 
 
 def test_the_operator_may_name_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
