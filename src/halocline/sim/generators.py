@@ -22,8 +22,13 @@ from halocline.sim.fields import MOST_TOKENS
 from halocline.sim.likenesses import AZURE_REQUESTS, MOONCAKE_REQUESTS, azure_like, mooncake_like
 from halocline.sim.readers import read_workload
 from halocline.sim.workload import Job, Run, Workload, joined
+from halocline.units import MOST_SECONDS
 
 MOST_REQUESTS = 1_000_000
+LEAST_RATE, MOST_RATE = 1e-6, 1e6
+"""Per second; beyond, times of arrival would be no numbers, or all the same one."""
+LEAST_SHAPE = 1e-3
+LEAST_TURN_SECONDS = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +37,10 @@ class Setting:
 
     default: float
     least: float
-    """The least that makes sense; with `is_open` it must be more than that."""
+    """The least that makes sense."""
     help: str
     most: float = math.inf
     is_whole: bool = False
-    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ def _values(name: str, generator: Generator, text: str) -> dict[str, float]:
 
 def _fault(setting: Setting, written: str) -> str | None:
     """Return what a setting must be, None when it is that."""
-    bounds = f"{'more than' if setting.is_open else 'at least'} {setting.least:g}"
+    bounds = f"at least {setting.least:g}"
     if setting.most < math.inf:
         bounds += f" and at most {setting.most:g}"
     wanted = f"a {'whole ' if setting.is_whole else ''}number, {bounds}"
@@ -107,7 +111,7 @@ def _fault(setting: Setting, written: str) -> str | None:
     except ValueError:
         return wanted
     fits = setting.least <= value <= setting.most and math.isfinite(value) and not (setting.is_whole and value % 1)
-    return None if fits and not (setting.is_open and value == setting.least) else wanted
+    return None if fits else wanted
 
 
 # ---- single requests
@@ -180,10 +184,12 @@ def flip(one: Workload, other: Workload, seconds: float) -> Workload:
     """Return both in turns of `seconds`: the clock of one stands still while the other's runs.
 
     It ends when the turn comes to one that has no jobs left. Jobs keep their distance within a turn; one with `after`
-    still waits for its predecessor only. Raises ConfigError when `seconds` is not above 0.
+    still waits for its predecessor only. Raises ConfigError when `seconds` is not from LEAST_TURN_SECONDS
+    to ten years.
     """
-    if not seconds > 0 or not math.isfinite(seconds):
-        raise ConfigError([f"flip: {seconds:g} seconds for a turn; it must be a number, more than 0"])
+    if not LEAST_TURN_SECONDS <= seconds <= MOST_SECONDS:
+        bounds = f"at least {LEAST_TURN_SECONDS:g} and at most {MOST_SECONDS:g}"
+        raise ConfigError([f"flip: {seconds:g} seconds for a turn; it must be a number, {bounds}"])
     ids = 1 + max((max(job.output_id, *(run[0] for run in job.prompt)) for job in one.jobs), default=-1)
     turns = min(_turns(one, seconds), _turns(other, seconds))
     jobs = [
@@ -230,7 +236,7 @@ _SPREAD = Setting(0, 0, "spread of all lengths: standard deviation over mean (lo
 _SHARED = Setting(0, 0, "tokens that all prompts begin with, beside their own", MOST_TOKENS, is_whole=True)
 _OUTPUT = Setting(200, 1, "mean tokens of an output", MOST_TOKENS)
 _SINGLE = {
-    "rate": Setting(1, 0, "arrivals per second", is_open=True),
+    "rate": Setting(1, LEAST_RATE, "arrivals per second", MOST_RATE),
     "prompt": Setting(2000, 1, "mean tokens of a prompt of its own", MOST_TOKENS),
     "output": _OUTPUT,
     "spread": _SPREAD,
@@ -240,7 +246,7 @@ _SINGLE = {
 }
 _SESSIONS = {
     "sessions": Setting(100, 1, "how many agents", MOST_REQUESTS, is_whole=True),
-    "rate": Setting(0.2, 0, "agents that begin per second", is_open=True),
+    "rate": Setting(0.2, LEAST_RATE, "agents that begin per second", MOST_RATE),
     "turns": Setting(8, 1, "mean turns of an agent (geometric)", 10_000),
     "prompt": Setting(2000, 1, "mean tokens of an agent's task", MOST_TOKENS),
     "more": Setting(600, 1, "mean tokens that a tool returns", MOST_TOKENS),
@@ -249,9 +255,9 @@ _SESSIONS = {
     "shared": Setting(
         1500, 0, "tokens of instructions and tools that all agents begin with", MOST_TOKENS, is_whole=True
     ),
-    "tool_seconds": Setting(4, 0, "mean seconds of a tool call (exponential)"),
+    "tool_seconds": Setting(4, 0, "mean seconds of a tool call (exponential)", MOST_SECONDS),
     "parked": Setting(0.1, 0, "share of tool calls that are parked, such as for a person's approval", 1),
-    "parked_seconds": Setting(120, 0, "mean seconds of a parked call (exponential)"),
+    "parked_seconds": Setting(120, 0, "mean seconds of a parked call (exponential)", MOST_SECONDS),
     "longest": Setting(100_000, 1, "an agent ends before a prompt longer than this", MOST_TOKENS),
     "seed": _SEED,
 }
@@ -267,7 +273,7 @@ GENERATORS: dict[str, Generator] = {
     "poisson": Generator("requests of their own that arrive independently (a Poisson process)", _SINGLE, _arrivals),
     "bursts": Generator(
         "the same in bursts: gaps are gamma distributed",
-        {"shape": Setting(0.2, 0, "1 is Poisson; the smaller, the burstier", 100, is_open=True), **_SINGLE},
+        {"shape": Setting(0.2, LEAST_SHAPE, "1 is Poisson; the smaller, the burstier", 100), **_SINGLE},
         _arrivals,
     ),
     "agents": Generator(

@@ -232,19 +232,19 @@ def test_the_help_lists_every_generator_with_its_settings() -> None:
 WRONG = {
     "possion:rate=2": "possion:rate=2 is no file and no generator; generators are poisson, bursts, agents",
     "poisson:rat=2": "poisson has no setting 'rat'; it has rate, prompt, output",
-    "poisson:rate=0": "poisson: rate is '0'; it must be a number, more than 0",
-    "poisson:rate=fast": "poisson: rate is 'fast'; it must be a number, more than 0",
-    "poisson:rate=nan": "poisson: rate is 'nan'; it must be a number, more than 0",
+    "poisson:rate=0": "poisson: rate is '0'; it must be a number, at least",
+    "poisson:rate=fast": "poisson: rate is 'fast'; it must be a number, at least",
+    "poisson:rate=nan": "poisson: rate is 'nan'; it must be a number, at least",
     "poisson:rate=inf": "poisson: rate is 'inf'",
     "poisson:rate": "poisson: rate is ''",
     "poisson:requests=1.5": "requests is '1.5'; it must be a whole number, at least 1 and at most 1e",
     "poisson:requests=1e12": "requests is '1e12'; it must be a whole number",
     "poisson:prompt=-3": "prompt is '-3'; it must be a number, at least 1",
-    "bursts:shape=0": "bursts: shape is '0'; it must be a number, more than 0 and at most 100",
+    "bursts:shape=0": "bursts: shape is '0'; it must be a number, at least 0.001 and at most 100",
     "agents:parked=2": "agents: parked is '2'; it must be a number, at least 0 and at most 1",
     "flip:60:azure-like": r"write flip:SECONDS:ONE\|OTHER",
     "flip:often:azure-like|azure-like": "'often' is no number of seconds",
-    "flip:0:azure-like:requests=9|azure-like:requests=9": "0 seconds for a turn; it must be a number, more than 0",
+    "flip:0:azure-like:requests=9|azure-like:requests=9": "0 seconds for a turn; it must be a number, at least",
     "": "is no file and no generator",
 }
 
@@ -253,6 +253,21 @@ WRONG = {
 def test_a_wrong_text_is_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(ConfigError, match=WRONG[text]):
         workload_named(text)
+
+
+@pytest.mark.parametrize("value", [5e-324, 1e-320, 1e-300, 1e-6, 1e6, 1e300, 1.7e308])
+@pytest.mark.parametrize("text", ["poisson:rate", "bursts:shape", "agents:rate", "agents:tool_seconds", "flip"])
+def test_a_value_beyond_all_measure_is_refused_or_gives_times(text: str, value: float) -> None:
+    """Gaps as long as the largest number add up to no number."""
+    few = "sessions=4" if text.startswith("agents") else "requests=4"
+    name = f"{text}={value!r},{few}" if text != "flip" else f"flip:{value!r}:poisson:{few}|poisson:{few}"
+    try:
+        made = workload_named(name)
+    except ConfigError as error:
+        assert "it must be a number, at least " in str(error)  # noqa: PT017 - many values are taken
+        return
+    assert made.jobs
+    assert all(np.isfinite([job.arrive_seconds, job.think_seconds]).all() for job in made.jobs)
 
 
 def test_all_wrong_settings_are_told_at_once() -> None:
