@@ -151,7 +151,13 @@ def loses_what_goes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_wrong_machine_is_found_by_its_tokens(monkeypatch: pytest.MonkeyPatch, machine: Machine, row: Row) -> None:
     machine(monkeypatch)
-    assert run(row).wrong != ()
+    try:
+        wrong = run(row).wrong
+    except AssertionError as what_was_said:
+        # Memory that nobody has written may hold what is no number at all, which the engine itself reports.
+        assert "is not finite" in str(what_was_said)
+    else:
+        assert wrong != ()
 
 
 def computes_every_prompt_itself(monkeypatch: pytest.MonkeyPatch) -> None:

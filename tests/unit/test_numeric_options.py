@@ -29,6 +29,7 @@ REPLAYED: dict[str, Any] = {
 LAID_OUT = (
     "kv_bytes",
     "host_bytes",
+    "staging_bytes",
     "prefill_delay_low_bytes",
     "page_tokens",
     "step_tokens",

@@ -158,7 +158,7 @@ def running_in(group: int) -> list[psutil.Process]:
         (("TRACE", "--model", "gemma-3-27", "--kv-bytes", "1GiB"), "'gemma-3-27b'"),
         (("TRACE", *MODEL, "--policy", "statik:0.8"), "policy is 'statik:0.8'"),
         (("TRACE", *MODEL, "--policy", ","), "no policy is named"),
-        (("TRACE", "--model", "gemma-3-270m", "--kv-bytes", "0"), "kv_bytes is 0"),
+        (("TRACE", "--model", "gemma-3-270m", "--kv-bytes", "0"), "kv_bytes: 0 is 0 bytes"),
         (("TRACE", "--model", "gemma-3-270m", "--kv-bytes", "60 gigs"), "cannot read '60 gigs' as bytes"),
         (("TRACE", "--model", "gemma-3-270m"), "give --kv-bytes"),
         (("TRACE", "--kv-bytes", "1GiB"), "give --model"),
