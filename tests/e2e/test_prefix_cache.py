@@ -89,6 +89,7 @@ def reference(answer: dict[str, Any]) -> Reference:
     return Reference([], ids(answer), [each[0] - each[1] if len(each) > 1 else 0.0 for each in best])
 
 
+@pytest.mark.e2e
 @pytest.mark.timeout(900)
 def test_the_real_model_says_the_same_with_a_prefix_cache_and_without() -> None:
     with running_server(config("off", "128MiB")) as server:

@@ -92,9 +92,10 @@ def test_50_prompts_have_the_tokens_of_generate_and_only_what_lacks_travels(
         assert here["halocline_violations_total"] == metrics(prefill)["halocline_violations_total"] == 0
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("link_kind", "page_tokens"),
-    [pytest.param("shm", "full=4,sliding-12=8", marks=pytest.mark.e2e), ("tcp", "full=32,sliding-12=1")],
+    [("shm", "full=4,sliding-12=8"), ("tcp", "full=32,sliding-12=1")],
 )
 def test_workers_with_other_page_lengths_understand_each_other(
     base: Config, expected: list[list[int]], link_kind: str, page_tokens: str
