@@ -65,20 +65,18 @@ class Tables:
         """Return the plan of a step with all that it computes and reads."""
         count, leap = len(decodes), decode_tokens
         row = count * leap
-        total = row + sum(chunk.tokens for chunk in chunks)
-        token_ids = np.empty(total, dtype=np.int64)
-        positions = np.empty(total, dtype=np.int64)
-        query_starts = np.arange(0, (count + len(chunks) + 1) * leap, leap, dtype=np.int32)
+        query_starts = query_starts_of(decodes, chunks, leap)
+        token_ids = np.empty(query_starts[-1], dtype=np.int64)
+        positions = np.empty(query_starts[-1], dtype=np.int64)
         token_ids[:row:leap] = [request.history[-1] for request in decodes]
         positions[:row:leap] = [request.computed for request in decodes]
         for ahead in range(1, leap):
             token_ids[ahead:row:leap] = UNKNOWN
             positions[ahead:row:leap] = positions[:row:leap] + ahead
-        for index, chunk in enumerate(chunks, start=count + 1):
+        for chunk in chunks:
             token_ids[row : row + chunk.tokens] = unsigned(chunk.request.history[chunk.start : chunk.end])
             positions[row : row + chunk.tokens] = np.arange(chunk.start, chunk.end)
             row += chunk.tokens
-            query_starts[index] = row
         segments = segments_of(decodes, chunks, leap)
         tables = _tables(arena.layout, holdings_of(decodes, chunks), len(chunks))
         return StepPlan(step, moves, segments, token_ids, positions, query_starts, tables)
@@ -102,6 +100,14 @@ def segments_of(decodes: Sequence[Request], chunks: Sequence[Chunk], decode_toke
     ]
     segments += map(_chunk_segment, chunks)
     return tuple(segments)
+
+
+def query_starts_of(decodes: Sequence[Request], chunks: Sequence[Chunk], decode_tokens: int) -> NDArray[np.int32]:
+    """Return where each segment's tokens begin in a step, and where the last one's end, shape (segments + 1,)."""
+    counts = [decode_tokens] * len(decodes) + [chunk.tokens for chunk in chunks]
+    starts = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=starts[1:])
+    return starts
 
 
 def holdings_of(decodes: Sequence[Request], chunks: Sequence[Chunk]) -> list[Holding]:

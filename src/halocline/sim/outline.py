@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from halocline.memory.arena import Arena
 from halocline.schedule.chunk import Chunk
-from halocline.schedule.packing import holdings_of, segments_of
+from halocline.schedule.packing import holdings_of, query_starts_of, segments_of
 from halocline.schedule.request import Request
 from halocline.step import Move, StepPlan
 
@@ -54,11 +54,6 @@ class Sketcher:
     ) -> Outline:
         """Return the outline of a step."""
         count, leap = len(decodes), decode_tokens
-        query_starts = np.arange(0, (count + len(chunks) + 1) * leap, leap, dtype=np.int32)
-        row = count * leap
-        for index, chunk in enumerate(chunks, start=count + 1):
-            row += chunk.tokens
-            query_starts[index] = row
         starts = [request.computed for request in decodes] + [chunk.start for chunk in chunks]
         holdings = holdings_of(decodes, chunks)
         ends = tuple(
@@ -71,7 +66,7 @@ class Sketcher:
             segments_of(decodes, chunks, leap),
             token_ids=NO_IDS,
             positions=NO_IDS,
-            query_starts=query_starts,
+            query_starts=query_starts_of(decodes, chunks, leap),
             tables=(),
             decodes=count,
             decode_tokens=leap,
