@@ -12,10 +12,11 @@ from testing.source import SOURCES, imported_names, module_name, module_of, modu
 # From the top of the list to the bottom. A layer may import itself and what stands above it.
 PURE_CORE = ("memory", "cache", "step", "schedule")
 LIST = ("units", "errors", "params", "config", *PURE_CORE)
+SYSTEM = ("huge_pages",)  # what adapters ask of the operating system alike
 ADAPTERS = ("engine", "disagg", "model", "sim", "api", "web")
 ROOTS = ("compose", "outputs", "llm", "serve", "route", "group", "replay", "plan", "faults")
 OUTERMOST = ("cli", "__main__")
-LAYERS = (*LIST, *ADAPTERS, *ROOTS, *OUTERMOST, "__init__")
+LAYERS = (*LIST, *SYSTEM, *ADAPTERS, *ROOTS, *OUTERMOST, "__init__")
 
 # Exceptions, both plain data: the moves that the arena plans belong to the waist, and the API, which speaks to an
 # engine in another process, knows the form of the engine's messages.
@@ -35,8 +36,10 @@ def allowed_layers(layer: str) -> frozenset[str]:
         return frozenset({layer, *ALLOWED_ABOVE[layer]})
     if layer in LIST:
         return frozenset(LIST[: LIST.index(layer) + 1])
+    if layer in SYSTEM:
+        return frozenset({"units", "errors", layer})
     if layer in ADAPTERS:
-        return frozenset({*LIST, layer})
+        return frozenset({*LIST, *SYSTEM, layer})
     if layer in OUTERMOST:
         # The command line starts the composition roots; it builds no part itself.
         return frozenset({"units", "errors", "params", "config", *ROOTS, *OUTERMOST})

@@ -8,7 +8,7 @@ import pytest
 
 from halocline.model.host_pages import HostPages
 from testing.models import FAMILIES
-from testing.serving import Setting, differences, generated, serve
+from testing.serving import Setting, differences, generated, serve, told_apart
 
 SETTING = Setting(page_tokens="2 full, 16 local", arena="small", admission="expected", cache="hot", host="ample")
 """All requests come twice, through an arena that cannot keep what they leave."""
@@ -32,6 +32,4 @@ def test_tokens_are_generates_where_prefixes_are_loaded_from_the_host(family: st
 def test_prefixes_that_were_not_copied_are_found_out(monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
     """The instrument itself."""
     monkeypatch.setattr(HostPages, lost, lambda self, work: None)
-    setting = replace(SETTING, dtype=FAMILIES["gemma3"].dtype)
-    outcome = serve("gemma3", setting)
-    assert [each for tokens in outcome.rounds for each in differences(generated("gemma3", setting.dtype), tokens)]
+    assert told_apart("gemma3", replace(SETTING, dtype=FAMILIES["gemma3"].dtype))

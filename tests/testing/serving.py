@@ -189,10 +189,29 @@ def _fits(layout: ArenaLayout, policy: str, slabs: int) -> int:
         slabs += 1
 
 
+NOT_FINITE = "is not finite"
+"""What the engine says where the model's output is no number."""
+
+
 def serve(family: str, setting: Setting) -> Outcome:
     """Run all requests at once under `setting`, with an audit of everything after every step."""
     with engine(family, setting) as run:
         return run.run(generated(family, setting.dtype))
+
+
+def told_apart(family: str, setting: Setting) -> list[str]:
+    """Return by what a fault under `setting` shows: tokens that differ, or that the engine met numbers that are none.
+
+    A fault may leave memory unwritten, and what lies there may be no number at all; the engine reports that itself.
+    """
+    expected = generated(family, setting.dtype)
+    try:
+        outcome = serve(family, setting)
+    except AssertionError as error:
+        if NOT_FINITE not in str(error):
+            raise
+        return [str(error)]
+    return [each for tokens in outcome.rounds for each in differences(expected, tokens)]
 
 
 @contextmanager

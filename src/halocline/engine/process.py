@@ -45,6 +45,7 @@ from halocline.engine.messages import (
 from halocline.engine.rendezvous import Folder, read_line, watch_parent
 from halocline.engine.wire import event_of, reports_of
 from halocline.errors import ConfigError, HaloclineError, ModelError
+from halocline.huge_pages import use_huge_pages
 
 logger = logging.getLogger("halocline.engine")
 
@@ -146,11 +147,13 @@ def settle_memory() -> None:
 
     With PyTorch and a model imported 360,000 objects are there to stay. A collection of the oldest generation visits
     them all, between two tokens, and finds nothing: 100 ms and more, many steps' time. What a step makes dies by
-    counting references; cycles come from errors only, so that collections need not be frequent either.
+    counting references; cycles come from errors only, so that collections need not be frequent either. What stays is
+    put on huge pages.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
+    use_huge_pages()
 
 
 def crank(core: EngineCore, link: EngineLink, clock: Callable[[], float] = time.monotonic) -> None:
