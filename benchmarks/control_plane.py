@@ -5,8 +5,8 @@
 Shape: Gemma 3 27B in bf16 (10 full + 52 sliding layers, W = 1,024, 16-token pages). In every arena 1,000 requests run
 and hold their pages; where something is cached, it is 100,000 pages. The acts take turns, round by round, so that a
 noisy second falls on all of them; each act's repeats within a round run on warm caches. Garbage collection stays on;
-what was built beforehand is frozen by the engine's own `settle_memory`, so a collection looks at the act's own garbage;
-they are counted.
+what was built beforehand is frozen and put on huge pages by the engine's own `settle_memory`, so a collection looks at
+the act's own garbage; they are counted.
 Only the act itself is timed, not what puts the arena back. The last line is one JSON object; `--check` exits 1 when a
 goal is missed. Run it on an idle machine.
 
@@ -55,6 +55,7 @@ from control_plane_acts import (
 )
 
 from halocline.engine.process import settle_memory
+from halocline.huge_pages import keep_freed_memory
 from halocline.memory.demand import Demand, step_price
 
 PEER = {
@@ -158,6 +159,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="exit 1 when a goal is missed")
     given = parser.parse_args()
     print(f"machine: {machine()}; load average {os.getloadavg()[0]:.1f}")
+    keep_freed_memory()
     measured = cases()
     for case in measured:
         case.act.once()

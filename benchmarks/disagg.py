@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
-import mmap
 import multiprocessing
 import os
 import select
@@ -38,6 +37,8 @@ from halocline.disagg.arena_pages import ArenaPages
 from halocline.disagg.landings import Landings
 from halocline.disagg.links import LinkPost, listen_for_links
 from halocline.disagg.post import Delivered, Down, News, Up
+from halocline.engine.process import settle_memory
+from halocline.huge_pages import Settler, map_file, private_memory
 from halocline.memory.layout import ArenaLayout, LayerKV, solve_layout
 from halocline.memory.retention import Full
 from halocline.schedule.events import PoolPages
@@ -56,17 +57,24 @@ def lay_out(pages: int) -> ArenaLayout:
 
 
 def open_post(layout: ArenaLayout, kind: str, folder: str, *, listens: bool) -> tuple[LinkPost, Landings, ArenaPages]:
-    """Return one worker's end of links, over an arena in a memory file."""
-    memory = os.memfd_create("benchmark-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(memory, layout.arena_bytes)
-    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    arena = np.frombuffer(mmap.mmap(memory, layout.arena_bytes), np.uint8)
+    """Return one worker's end of links, over an arena as the workers allocate theirs."""
+    memory, readable = None, None
+    if listens:
+        memory = os.memfd_create("benchmark-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(memory, layout.arena_bytes)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        readable = os.open(f"/proc/self/fd/{memory}", os.O_RDONLY | os.O_CLOEXEC)
+        mapped = map_file(memory, layout.arena_bytes, is_writable=True)
+    else:
+        mapped = private_memory(layout.arena_bytes)
+    arena = np.frombuffer(mapped, np.uint8)
     arena[:] = np.random.default_rng(0 if listens else 1).integers(0, 256, len(arena), np.uint8)
+    if memory is not None:
+        list(Settler(memory, mapped).settle())  # a worker's thread does so in its first seconds
     facts = wire.facts_of(layout, model="m", dtype="d", vocab_size=9)
     pages = ArenaPages(arena, facts.pools)
     landings = Landings(pages, layout.pools)
     hello = wire.Hello(role="both", epoch=f"{kind}-{os.getpid()}", facts=facts)
-    readable = os.open(f"/proc/self/fd/{memory}", os.O_RDONLY | os.O_CLOEXEC)
     listener = listen_for_links(kind, "127.0.0.1", 0, Path(folder)) if listens else None
     return LinkPost(hello, SECRET, pages, landings, readable, listener), landings, pages
 
@@ -76,6 +84,7 @@ def peer(pages: int, folder: str, pipe: Pipe) -> None:
     layout = lay_out(pages)
     posts = {kind: open_post(layout, kind, folder, listens=True)[0] for kind in KINDS}
     bare = socket.create_server(("127.0.0.1", 0))
+    settle_memory()  # as a worker does before it serves
     threading.Thread(target=send_bare, args=(bare, pages * layout.pools[0].page_bytes), daemon=True).start()
     pipe.send(({kind: post.address for kind, post in posts.items()}, bare.getsockname()))
     run = PoolPages(0, np.arange(pages, dtype=np.int32))
@@ -135,11 +144,13 @@ def measure_links(rounds: int, pages: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         process = context.Process(target=peer, args=(pages, folder, theirs))
         process.start()
+        theirs.close()  # so that the end of the other process is seen
         addresses, bare = ours.recv()
         links = {kind: Link(kind, addresses[kind], pages) for kind in KINDS}
         size = pages * links["shm"].layout.pools[0].page_bytes
         source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
         sock = socket.create_connection(bare)
+        settle_memory()
 
         def raw() -> None:
             sock.sendall(b"x")

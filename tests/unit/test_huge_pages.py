@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
+import os
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,13 +15,21 @@ import numpy as np
 import pytest
 
 from halocline import huge_pages
-from halocline.huge_pages import HUGE_BYTES, use_huge_pages
+from halocline.huge_pages import (
+    HUGE_BYTES,
+    Settler,
+    keep_freed_memory,
+    map_file,
+    private_memory,
+    use_huge_pages,
+)
+from testing.links import wait_until
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the call is Linux's")
 
 
 def test_elsewhere_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(huge_pages, "_IS_LINUX", False)
     assert use_huge_pages() == 0
 
 
@@ -49,7 +61,7 @@ def test_small_mappings_come_first_and_files_never(monkeypatch: pytest.MonkeyPat
         asked.append((address, size))
         return 0
 
-    monkeypatch.setattr(huge_pages.ctypes, "CDLL", lambda name: SimpleNamespace(madvise=madvise))
+    monkeypatch.setattr(huge_pages, "_LIBRARY", SimpleNamespace(madvise=madvise))
     total = use_huge_pages(1 << 62)
     sizes = [size for _, size in asked]
     assert total == sum(sizes) > 0
@@ -74,3 +86,118 @@ def resident_bytes(address: int) -> int:
         elif holds and first == "Rss:":
             return int(line.split()[1]) * 1024
     raise AssertionError(f"no mapping holds {address:#x}")
+
+
+def test_private_memory_begins_at_a_huge_page_and_is_zero() -> None:
+    memory = private_memory(3 * HUGE_BYTES + 5)
+    bytes_of = np.frombuffer(memory, np.uint8)
+    assert bytes_of.ctypes.data % HUGE_BYTES == 0
+    assert len(bytes_of) == 3 * HUGE_BYTES + 5
+    assert not bytes_of.any()
+    bytes_of[-1] = 1
+
+
+def test_there_is_no_room_for_everything(file_of: Callable[[int], int]) -> None:
+    with pytest.raises(OSError, match="memory"):
+        private_memory(1 << 60)
+    before = Path("/proc/self/maps").read_text() if sys.platform.startswith("linux") else ""
+    with pytest.raises(OSError, match="memory"):
+        map_file(file_of(HUGE_BYTES), 1 << 60, is_writable=False)
+    if before:
+        assert len(Path("/proc/self/maps").read_text().splitlines()) <= len(before.splitlines()) + 2
+
+
+@linux_only
+@pytest.mark.parametrize("size", [5, HUGE_BYTES - 1, HUGE_BYTES, 3 * HUGE_BYTES + 77])
+def test_a_file_is_mapped_once_for_writing_and_once_for_reading(size: int, file_of: Callable[[int], int]) -> None:
+    file = file_of(size)
+    written = np.frombuffer(map_file(file, size, is_writable=True), np.uint8)
+    read = np.frombuffer(map_file(file, size, is_writable=False), np.uint8)
+    assert len(written) == len(read) == size
+    if size >= HUGE_BYTES:
+        assert written.ctypes.data % HUGE_BYTES == read.ctypes.data % HUGE_BYTES == 0
+    written[-1] = 9
+    assert read[-1] == 9
+    assert not read.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        read[0] = 1
+
+
+@linux_only
+def test_a_mapping_goes_with_the_last_view_of_it(file_of: Callable[[int], int]) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:pages")
+
+    size = 2 * HUGE_BYTES
+    view = np.frombuffer(map_file(file_of(size), size, is_writable=True), np.uint8)[7:]
+    gc.collect()
+    assert mapped() == 1
+    del view
+    gc.collect()
+    assert mapped() == 0
+
+
+@linux_only
+def test_what_was_written_of_a_file_is_settled_and_nothing_else(file_of: Callable[[int], int]) -> None:
+    size = 6 * HUGE_BYTES + 9
+    file = file_of(size)
+    memory = map_file(file, size, is_writable=True)
+    bytes_of = np.frombuffer(memory, np.uint8)
+    settler = Settler(file, memory)
+    assert list(settler.settle()) == []
+    bytes_of[HUGE_BYTES + 1 : 4 * HUGE_BYTES] = 5  # the first page of 4 KiB of it, too
+    bytes_of[5 * HUGE_BYTES + mmap.PAGESIZE :] = 5  # all but one page of 4 KiB
+    done = list(settler.settle())
+    assert len(done) == 3, "two pieces are not written, one lacks a page"
+    assert os.fstat(file).st_blocks * 512 <= 5 * HUGE_BYTES, "pages that were never written are now held"
+    assert settler.settled_bytes == sum(done) * HUGE_BYTES
+    assert (bytes_of[HUGE_BYTES + 1 : 4 * HUGE_BYTES] == 5).all()
+    assert len(list(settler.settle())) == 3 - sum(done), "what is settled is asked for again"
+    bytes_of[5 * HUGE_BYTES] = 5
+    assert len(list(settler.settle())) == 3 - sum(done) + 1
+
+
+@linux_only
+def test_the_thread_settles_all_and_ends(file_of: Callable[[int], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Settler, "LOOK_SECONDS", 0.01)
+    size = 2 * HUGE_BYTES
+    file = file_of(size)
+    memory = map_file(file, size, is_writable=True)
+    np.frombuffer(memory, np.uint8)[:] = 1
+    if not all(Settler(file, memory).settle()):
+        pytest.skip("this kernel puts no file on huge pages")
+    settler = Settler(file, memory)
+    settler.start()
+    wait_until(lambda: settler.settled_bytes == size)
+    settler.close()
+
+
+def test_a_thread_that_has_nothing_to_do_ends_when_it_is_told(file_of: Callable[[int], int]) -> None:
+    file = file_of(2 * HUGE_BYTES)
+    settler = Settler(file, map_file(file, 2 * HUGE_BYTES, is_writable=True))
+    settler.close()  # before it began
+    settler = Settler(file, map_file(file, 2 * HUGE_BYTES, is_writable=True))
+    settler.start()
+    settler.close()
+    assert not any(thread.name == "halocline-settler" for thread in threading.enumerate())
+
+
+def test_where_the_library_has_no_mallopt_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_freed_memory()
+    monkeypatch.setattr(huge_pages, "_LIBRARY", object())
+    keep_freed_memory()
+
+
+@pytest.fixture
+def file_of() -> Iterator[Callable[[int], int]]:
+    """Make files in memory of a size."""
+    files: list[int] = []
+
+    def make(size: int) -> int:
+        files.append(os.memfd_create("pages"))
+        os.ftruncate(files[-1], size)
+        return files[-1]
+
+    yield make
+    for file in files:
+        os.close(file)

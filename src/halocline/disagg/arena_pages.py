@@ -7,7 +7,7 @@ travels. Inside, each layer has K and V by position: that is all that cutting pa
 from __future__ import annotations
 
 import fcntl
-import mmap
+import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from halocline.disagg.messages import LayerFacts, PoolFacts
 from halocline.errors import LinkError
+from halocline.huge_pages import map_file
 from halocline.memory.layout import MAX_PAGE_TOKENS, STRIDE_UNIT_BYTES
 
 Bytes = NDArray[np.uint8]
@@ -87,7 +88,8 @@ class ArenaPages:
         """
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
             raise LinkError("the peer's arena is not sealed against shrinking")
-        return cls(np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), np.uint8), pools)
+        size = os.fstat(descriptor).st_size
+        return cls(np.frombuffer(map_file(descriptor, size, is_writable=False), np.uint8), pools)
 
     def pages(self, pool: int) -> int:
         """Return how many pages a pool could have at most: all slabs its own."""

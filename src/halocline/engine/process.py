@@ -45,7 +45,7 @@ from halocline.engine.messages import (
 from halocline.engine.rendezvous import Folder, read_line, watch_parent
 from halocline.engine.wire import event_of, reports_of
 from halocline.errors import ConfigError, HaloclineError, ModelError
-from halocline.huge_pages import use_huge_pages
+from halocline.huge_pages import keep_freed_memory, use_huge_pages
 
 logger = logging.getLogger("halocline.engine")
 
@@ -111,6 +111,7 @@ class EngineLink:
 
 def main(arguments: list[str]) -> int:
     """Run one engine process to its end; returns its exit code."""
+    keep_freed_memory()
     path, lifeline, beacon, parent = Path(arguments[0]), *map(int, arguments[1:4])
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)

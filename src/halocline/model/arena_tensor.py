@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 from collections.abc import Sequence
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from halocline.errors import ModelError
+from halocline.huge_pages import map_file, private_memory
 from halocline.memory.layout import ArenaLayout
 from halocline.step import Copy, Move
 from halocline.units import format_bytes
@@ -31,7 +31,9 @@ def allocate_arena(layout: ArenaLayout, device: torch.device, memory_file: int |
             os.ftruncate(memory_file, layout.arena_bytes)
             # Readers refuse memory that could shrink under them.
             fcntl.fcntl(memory_file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            return torch.frombuffer(mmap.mmap(memory_file, layout.arena_bytes), dtype=torch.uint8)
+            return torch.frombuffer(map_file(memory_file, layout.arena_bytes, is_writable=True), dtype=torch.uint8)
+        if device.type == "cpu":
+            return torch.frombuffer(private_memory(layout.arena_bytes), dtype=torch.uint8)
         whole = torch.empty(layout.arena_bytes + ALIGNMENT, dtype=torch.uint8, device=device)
     except (OSError, RuntimeError) as error:  # torch has no narrower type for "no memory" on the CPU
         raise ModelError(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from halocline.errors import ModelError
+from halocline.huge_pages import private_memory
 from halocline.memory.host import HostCopies, HostMoves, HostWork, Places, host_layout
 from halocline.memory.layout import ArenaLayout
 from halocline.model.arena_tensor import PageMover
@@ -30,8 +31,12 @@ class HostPages:
         host = host_layout(layout, quota_bytes)
         self._is_apart = arena.device.type != "cpu"
         try:
-            bytes_ = torch.empty(host.arena_bytes, dtype=torch.uint8, pin_memory=self._is_apart)
-        except RuntimeError as error:
+            bytes_ = (
+                torch.empty(host.arena_bytes, dtype=torch.uint8, pin_memory=True)
+                if self._is_apart
+                else torch.frombuffer(private_memory(host.arena_bytes), dtype=torch.uint8)
+            )
+        except (OSError, RuntimeError) as error:
             raise ModelError(
                 f"cannot allocate the host arena of {format_bytes(host.arena_bytes)}; lower --host-bytes"
             ) from error

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halocline.errors import InvariantError
+from halocline.huge_pages import Settler
 from halocline.memory.layout import ArenaLayout
 from halocline.model.arena_tensor import PageMover, allocate_arena
 from halocline.model.attention import ArenaAttention, choose
@@ -43,9 +44,8 @@ class TorchBackend(Backend):
 
         `kv_dtype` is the type of K and V in the arena (default: the model's) and must have the element size that
         `layout` was solved for. `host_bytes` is the quota of the host arena, 0 for none. `memory_file` as
-        `allocate_arena` takes it. Raises ModelError when an
-        arena cannot be allocated or the model does not let its attention be replaced, ConfigError for an unknown
-        `attention`.
+        `allocate_arena` takes it; it stays open until `close`. Raises ModelError when an arena cannot be allocated or
+        the model does not let its attention be replaced, ConfigError for an unknown `attention`.
         """
         self.layout = layout
         self._model = loaded.model
@@ -54,6 +54,9 @@ class TorchBackend(Backend):
         arena = allocate_arena(layout, loaded.device, memory_file)
         self.arena = arena
         """All bytes of KV, for links to other workers: uint8, shape (arena_bytes,)."""
+        self._settler = None if memory_file is None else Settler(memory_file, arena.numpy().data)
+        if self._settler is not None:
+            self._settler.start()
         self._mover = PageMover(arena, layout)
         self._host = HostPages(arena, layout, host_bytes) if host_bytes else None
         backend = choose(attention, loaded.device.type)
@@ -98,8 +101,10 @@ class TorchBackend(Backend):
         """Give the model's attention and the arena's memory back."""
         if not self._is_closed:
             self._is_closed = True
+            if self._settler is not None:
+                self._settler.close()
             self._attention.detach()
-            del self._attention, self._mover, self.arena, self._host
+            del self._attention, self._mover, self.arena, self._host, self._settler
 
     def _forward(self, plan: StepPlan, rows: NDArray[np.int32]) -> Tensor:
         """Return the logits of `rows` of the packed row of tokens, shape (rows, vocab)."""

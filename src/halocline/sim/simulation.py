@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from halocline.errors import ConfigError
-from halocline.huge_pages import use_huge_pages
+from halocline.huge_pages import keep_freed_memory, use_huge_pages
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.sizing import Caps
 from halocline.sim.backend import Stopwatch
@@ -59,6 +59,7 @@ def simulate(
     """
     if not time_scale > 0:
         raise ConfigError([f"time_scale is {time_scale}; it must be above 0"])
+    keep_freed_memory()
     began = time.perf_counter()
     work = workload if most_jobs is None else workload.first(most_jobs)
     mode = Mode(saturated, time_scale, audit_every, window or (0, 0))
