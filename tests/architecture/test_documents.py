@@ -108,6 +108,7 @@ def test_the_sizing_example_prints_the_worked_example_of_the_documents() -> None
     assert re.search(r"2048 \+ 128 +18 ", done.stdout)
 
 
+@pytest.mark.e2e  # the README's example, below, runs in the quick suite
 @pytest.mark.parametrize("name", ["01_generate.py", "02_stream.py"])
 def test_an_example_with_a_model_runs(name: str) -> None:
     path = PROJECT / "examples" / name
