@@ -1,8 +1,9 @@
 """Law L11 end to end: real weights, real questions, the launched server, a small arena; tokens equal to `generate`.
 
-200 questions with 64 greedy tokens each (20 with 32 in `make test`), all sent at once, in float32. First come 40 answers of a token
-or two, so that the engine grants little and must retract when the long ones come: that this happens is asserted. A
-token that differs counts, unless the reference's own two best logits lie within 1e-4 there; both counts are printed.
+200 questions with 64 greedy tokens each (20 with 32 in `make test`), all sent at once, in float32. First come 40
+answers of a token or two, so that the engine grants little and must retract when the long ones come: that this happens
+is asserted. A token that differs counts, unless the reference's own two best logits lie within 1e-4 there; both counts
+are printed.
 """
 
 from __future__ import annotations

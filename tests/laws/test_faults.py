@@ -8,7 +8,7 @@ import pytest
 
 from halocline.faults.worker import Makers
 from halocline.faults.world import explore, explore_many
-from testing.faults import WRONG
+from testing.faults import WRONG, WRONG_WHEN_QUIET
 
 pytestmark = pytest.mark.laws
 
@@ -33,3 +33,12 @@ def test_the_exploration_finds_every_wrong_machine(wrong: type[Makers]) -> None:
     found = next((story for seed in range(1500) if (story := explore(seed, makers=wrong())).fault), None)
     assert found is not None, f"{wrong.__name__} was not found in 1,500 worlds"
     print(found.line())
+
+
+@pytest.mark.parametrize("wrong", WRONG_WHEN_QUIET, ids=lambda wrong: wrong.__name__)
+def test_worlds_without_faults_find_who_waits_in_a_circle(wrong: type[Makers]) -> None:
+    stories = [explore(seed, most_faults=0, makers=wrong()) for seed in range(100)]
+    found = [story for story in stories if story.fault]
+    assert len(found) >= 5, f"{wrong.__name__} was found in {len(found)} of 100 worlds"
+    assert all("is valid and cannot finish" in str(story.fault) for story in found)
+    print(found[0].line())

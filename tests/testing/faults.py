@@ -251,8 +251,10 @@ WRONG: tuple[type[Makers], ...] = (
     NoRecall,
     ReleasedBeforeDone,
     NothingEnds,
-    NobodyGivesWay,
 )
+
+WRONG_WHEN_QUIET: tuple[type[Makers], ...] = (NobodyGivesWay,)
+"""Those that only worlds without faults show: where a fault could have lost an attempt, nobody is owed an answer."""
 
 WRONG_WHEN_SLOW: tuple[type[Makers], ...] = (NeverCut, QueueUnseen)
 """Those that a slow line shows."""
