@@ -151,11 +151,10 @@ def lock_of(holding: Holding) -> Lock:
 
 
 def key_of(request: Request) -> Key:
-    """Return the whole history as the tree reads it: packed once, and lengthened by what was generated since."""
+    """Return the whole history as the tree reads it: packed when it came, and lengthened by what was generated since."""
     known, history = request.prefix, request.history
-    if known is None:
-        known = token_key(history, request.namespace)
-    elif known.tokens < len(history):
+    assert known is not None, f"{request.id} runs beside the prefix cache and was never opened there"
+    if known.tokens < len(history):
         fresh = token_key(history[known.tokens :])
         known = Key(known.data + fresh.data, len(history), request.namespace)
     request.prefix = known

@@ -325,10 +325,12 @@ def test_a_retracted_request_resumes_where_it_was(length: int, decoded: int) -> 
     made.run().assert_all_finished()
 
 
+@pytest.mark.parametrize("salt", ["", "mine"])
 @pytest.mark.parametrize("pools", [PAGES, FULL_AND_WINDOW], ids=["full", "window"])
-def test_a_retraction_costs_less_than_a_granule_and_a_page(pools: tuple[PoolSpec, ...]) -> None:
+def test_a_retraction_costs_less_than_a_granule_and_a_page(pools: tuple[PoolSpec, ...], salt: str) -> None:
+    """What it generated is found again, too, in its own namespace."""
     made = hot_world(pools)
-    made.arrive("a", stem(21), 30)
+    made.arrive("a", stem(21), 30, salt=salt)
     for _ in range(14):
         made.plan_and_apply()
     made.scheduler._roster.retract(request_of(made, "a"))
