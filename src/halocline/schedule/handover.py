@@ -151,7 +151,7 @@ def lock_of(holding: Holding) -> Lock:
 
 
 def key_of(request: Request) -> Key:
-    """Return the whole history as the tree reads it: packed when it came, and lengthened by what was generated since."""
+    """Return the whole history as the tree reads it: packed when it came, lengthened by what was generated since."""
     known, history = request.prefix, request.history
     assert known is not None, f"{request.id} runs beside the prefix cache and was never opened there"
     if known.tokens < len(history):
