@@ -117,7 +117,7 @@ def cases() -> list[Case]:
     slabs = Demand((4 * cached.layout.pools[0].pages_per_slab, 0))
     prompt = step_price(cached.layout, 0, PROMPT_TOKENS)
     return [
-        Case("p99_reserve_us", Reserve(cached, [Demand((1, 0)), Demand((0, 1))]), 500, 20, quantile=0.99),
+        Case("p99_reserve_us", Reserve(cached, [Demand((1, 0)), Demand((0, 1))]), 1000, 20, quantile=0.99),
         Case("p99_reserve_each_us", Reserve(cached, [ONE_PAGE]), 500, quantile=0.99),
         Case("p99_loop_us", Loop(), 500, quantile=0.99),
         Case("p99_extend_us", Extend(cached), 200, quantile=0.99),
