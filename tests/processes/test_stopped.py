@@ -163,7 +163,7 @@ def happen(prefill: Process, decode: Process, stopped: Process) -> None:
     if (
         stopped is decode
     ):  # by the lease or because the peer is silent, whichever ends first: nothing is left over there
-        prefill.report()
+        assert prefill.report()["totals"]["sent"] == 0, "the transfer was over before its peer stopped"
     stopped.wake()
     for worker in (prefill, decode):
         worker.wait(lambda worker=worker: set(later) <= worker.ends.keys())

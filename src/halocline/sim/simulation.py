@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from halocline.errors import ConfigError
-from halocline.huge_pages import keep_freed_memory, use_huge_pages
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.sizing import Caps
 from halocline.sim.backend import Stopwatch
@@ -20,8 +19,6 @@ from halocline.sim.workload import Workload
 __all__ = ["Progress", "Setup", "simulate"]
 
 PROGRESS_SECONDS = 0.1
-SETTLE_SECONDS = 1.0
-"""How often what a replay has built is put on huge pages: a long one then takes a tenth to a third less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,6 @@ def simulate(
     """
     if not time_scale > 0:
         raise ConfigError([f"time_scale is {time_scale}; it must be above 0"])
-    keep_freed_memory()
     began = time.perf_counter()
     work = workload if most_jobs is None else workload.first(most_jobs)
     mode = Mode(saturated, time_scale, audit_every, window or (0, 0))
@@ -77,12 +73,9 @@ def simulate(
         setup.tpot_limit_seconds,
     )
     driver = Driver(setup, world, work, stopwatch, record, mode)
-    told = settled = began
+    told = began
     while driver.turn():
-        if (now := time.perf_counter()) - settled > SETTLE_SECONDS:
-            use_huge_pages()
-            settled = time.perf_counter()
-        if on_progress is not None and now - told > PROGRESS_SECONDS:
+        if on_progress is not None and (now := time.perf_counter()) - told > PROGRESS_SECONDS:
             told = now
             on_progress(_progress(driver, world, work, now - began))
     if audit_every:
