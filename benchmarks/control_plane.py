@@ -5,8 +5,8 @@
 Shape: Gemma 3 27B in bf16 (10 full + 52 sliding layers, W = 1,024, 16-token pages). In every arena 1,000 requests run
 and hold their pages; where something is cached, it is 100,000 pages. The acts take turns, round by round, so that a
 noisy second falls on all of them; each act's repeats within a round run on warm caches. Garbage collection stays on;
-what was built beforehand is frozen and put on huge pages by the engine's own `settle_memory`, so a collection looks at
-the act's own garbage; they are counted.
+what was built beforehand is frozen and put on huge pages as the engine does it, so a collection looks at the act's own
+garbage; they are counted.
 Only the act itself is timed, not what puts the arena back. The last line is one JSON object; `--check` exits 1 when a
 goal is missed. Run it on an idle machine.
 
@@ -55,7 +55,7 @@ from control_plane_acts import (
 )
 
 from halocline.engine.process import settle_memory
-from halocline.huge_pages import keep_freed_memory
+from halocline.huge_pages import keep_freed_memory, use_huge_pages
 from halocline.memory.demand import Demand, step_price
 
 PEER = {
@@ -164,6 +164,7 @@ def main() -> None:
     for case in measured:
         case.act.once()
     settle_memory()
+    use_huge_pages()
     before = sum(of["collections"] for of in gc.get_stats())
     for _ in range(given.rounds):
         for case in measured:

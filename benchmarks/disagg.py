@@ -14,7 +14,6 @@ over TCP, a bare sendall / recv_into of as many bytes over loopback. Medians. Th
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import multiprocessing
 import os
@@ -31,6 +30,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import torch
 
 from halocline.disagg import messages as wire
 from halocline.disagg.arena_pages import ArenaPages
@@ -38,9 +38,10 @@ from halocline.disagg.landings import Landings
 from halocline.disagg.links import LinkPost, listen_for_links
 from halocline.disagg.post import Delivered, Down, News, Up
 from halocline.engine.process import settle_memory
-from halocline.huge_pages import Settler, map_file, private_memory
+from halocline.huge_pages import Settler, use_huge_pages
 from halocline.memory.layout import ArenaLayout, LayerKV, solve_layout
 from halocline.memory.retention import Full
+from halocline.model.arena_tensor import allocate_arena
 from halocline.schedule.events import PoolPages
 from halocline.units import MIB
 
@@ -58,19 +59,13 @@ def lay_out(pages: int) -> ArenaLayout:
 
 def open_post(layout: ArenaLayout, kind: str, folder: str, *, listens: bool) -> tuple[LinkPost, Landings, ArenaPages]:
     """Return one worker's end of links, over an arena as the workers allocate theirs."""
-    memory, readable = None, None
-    if listens:
-        memory = os.memfd_create("benchmark-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(memory, layout.arena_bytes)
-        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        readable = os.open(f"/proc/self/fd/{memory}", os.O_RDONLY | os.O_CLOEXEC)
-        mapped = map_file(memory, layout.arena_bytes, is_writable=True)
-    else:
-        mapped = private_memory(layout.arena_bytes)
-    arena = np.frombuffer(mapped, np.uint8)
+    memory = os.memfd_create("benchmark-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING) if listens else None
+    arena = allocate_arena(layout, torch.device("cpu"), memory).numpy()
     arena[:] = np.random.default_rng(0 if listens else 1).integers(0, 256, len(arena), np.uint8)
+    readable = None
     if memory is not None:
-        list(Settler(memory, mapped).settle())  # a worker's thread does so in its first seconds
+        readable = os.open(f"/proc/self/fd/{memory}", os.O_RDONLY | os.O_CLOEXEC)
+        list(Settler(memory, arena.data).settle())  # a worker's thread does so in its first seconds
     facts = wire.facts_of(layout, model="m", dtype="d", vocab_size=9)
     pages = ArenaPages(arena, facts.pools)
     landings = Landings(pages, layout.pools)
@@ -84,7 +79,8 @@ def peer(pages: int, folder: str, pipe: Pipe) -> None:
     layout = lay_out(pages)
     posts = {kind: open_post(layout, kind, folder, listens=True)[0] for kind in KINDS}
     bare = socket.create_server(("127.0.0.1", 0))
-    settle_memory()  # as a worker does before it serves
+    settle_memory()  # as a worker does, this and the next
+    use_huge_pages()
     threading.Thread(target=send_bare, args=(bare, pages * layout.pools[0].page_bytes), daemon=True).start()
     pipe.send(({kind: post.address for kind, post in posts.items()}, bare.getsockname()))
     run = PoolPages(0, np.arange(pages, dtype=np.int32))
@@ -151,6 +147,7 @@ def measure_links(rounds: int, pages: int) -> dict[str, float]:
         source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
         sock = socket.create_connection(bare)
         settle_memory()
+        use_huge_pages()
 
         def raw() -> None:
             sock.sendall(b"x")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -29,7 +30,7 @@ __all__ = ["Settler", "keep_freed_memory", "map_file", "private_memory", "use_hu
 HUGE_BYTES = 2 * MIB
 MOST_BYTES = 512 * MIB
 """Python's objects lie in many small mappings, weights and arenas of pages in a few large ones. The small ones go
-first, and this bounds the time: a page of 2 MiB takes 1 to 5 ms."""
+first, and this bounds the time: a page of 2 MiB takes some milliseconds."""
 
 MADV_COLLAPSE = 25
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -63,8 +64,8 @@ def keep_freed_memory() -> None:
 def use_huge_pages(most_bytes: int = MOST_BYTES) -> int:
     """Put this process's private memory on pages of 2 MiB, small mappings first; return bytes asked for.
 
-    What was never written stays unwritten. Calling it again costs little where nothing has changed. Returns 0 where
-    the system has no such call or no list of a process's mappings.
+    Of 2 MiB of which nothing was ever written nothing is taken; others are taken whole. Calling it again costs little
+    where nothing has changed. Returns 0 where the system has no such call or no list of a process's mappings.
     """
     if not _IS_LINUX:
         return 0
@@ -94,7 +95,7 @@ def _private_mappings() -> Iterator[tuple[int, int]]:
 
 
 def _collapse(address: int, size: int) -> int:
-    """Return 0 or the system's error number."""
+    """Return 0 or the system's error number: EINVAL where it cannot be done, others where it cannot now."""
     madvise = _LIBRARY.madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return 0 if madvise(address, size, MADV_COLLAPSE) == 0 else ctypes.get_errno()
@@ -202,16 +203,16 @@ class Settler:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def settle(self) -> Iterator[bool]:
-        """Put what has been written on huge pages, one page after another; yield of each whether it could be done."""
+    def settle(self) -> Iterator[int]:
+        """Put what has been written on huge pages, one page after another; yield of each 0 or the system's error."""
         for begin, end in self._written():
             for piece in range(-(-begin // HUGE_BYTES), end // HUGE_BYTES):
                 if piece not in self._settled:
-                    is_done = _collapse(self._address + piece * HUGE_BYTES, HUGE_BYTES) == 0
-                    if is_done:
+                    error = _collapse(self._address + piece * HUGE_BYTES, HUGE_BYTES)
+                    if not error:
                         self._settled.add(piece)
                         self.settled_bytes += HUGE_BYTES
-                    yield is_done
+                    yield error
 
     def _written(self) -> Iterator[tuple[int, int]]:
         """Yield (begin, end) of what has been written of the file."""
@@ -228,8 +229,8 @@ class Settler:
         most = len(self._memory) // HUGE_BYTES
         while len(self._settled) < most and not self._ended.wait(self.LOOK_SECONDS):
             begin = time.monotonic()
-            for is_done in self.settle():
-                if not is_done and not self._settled:
+            for error in self.settle():
+                if error == errno.EINVAL and not self._settled:
                     return  # not on this kernel
                 if self._ended.wait(self.REST * (time.monotonic() - begin)):
                     return

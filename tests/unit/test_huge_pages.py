@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import mmap
 import os
@@ -147,7 +148,7 @@ def test_what_was_written_of_a_file_is_settled_and_nothing_else(file_of: Callabl
     assert list(settler.settle()) == []
     bytes_of[HUGE_BYTES + 1 : 4 * HUGE_BYTES] = 5  # the first page of 4 KiB of it, too
     bytes_of[5 * HUGE_BYTES + mmap.PAGESIZE :] = 5  # all but one page of 4 KiB
-    done = list(settler.settle())
+    done = [not error for error in settler.settle()]
     assert len(done) == 3, "two pieces are not written, one lacks a page"
     assert os.fstat(file).st_blocks * 512 <= 5 * HUGE_BYTES, "pages that were never written are now held"
     assert settler.settled_bytes == sum(done) * HUGE_BYTES
@@ -164,12 +165,29 @@ def test_the_thread_settles_all_and_ends(file_of: Callable[[int], int], monkeypa
     file = file_of(size)
     memory = map_file(file, size, is_writable=True)
     np.frombuffer(memory, np.uint8)[:] = 1
-    if not all(Settler(file, memory).settle()):
+    if any(Settler(file, memory).settle()):
         pytest.skip("this kernel puts no file on huge pages")
     settler = Settler(file, memory)
     settler.start()
     wait_until(lambda: settler.settled_bytes == size)
     settler.close()
+
+
+@pytest.mark.parametrize(("error", "goes_on"), [(errno.EAGAIN, True), (errno.ENOMEM, True), (errno.EINVAL, False)])
+def test_the_thread_gives_up_where_it_can_never_be_done_and_not_where_it_cannot_now(
+    error: int, goes_on: bool, file_of: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Settler, "LOOK_SECONDS", 0.01)
+    answers = iter([error])
+    monkeypatch.setattr(huge_pages, "_collapse", lambda address, size: next(answers, 0))
+    file = file_of(HUGE_BYTES)
+    memory = map_file(file, HUGE_BYTES, is_writable=True)
+    np.frombuffer(memory, np.uint8)[:] = 1
+    settler = Settler(file, memory)
+    settler.start()
+    settler._thread.join(20)
+    assert not settler._thread.is_alive()
+    assert (settler.settled_bytes == HUGE_BYTES) == goes_on
 
 
 def test_a_thread_that_has_nothing_to_do_ends_when_it_is_told(file_of: Callable[[int], int]) -> None:

@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,8 @@ def main(arguments: list[str]) -> int:
             link.also_wake_for(parts.exchange.fileno())
         settle_memory()
         link.send(Hello(os.getpid(), parts.model, parts.capacity, parts.link))
+        # Beside the first requests: it takes most of a second, for which nobody has to wait.
+        threading.Thread(target=use_huge_pages, name="halocline-huge-pages", daemon=True).start()
         logger.info("event=engine_ready pid=%d model=%s", os.getpid(), parts.model.name)
         try:
             crank(core, link)
@@ -148,13 +151,11 @@ def settle_memory() -> None:
 
     With PyTorch and a model imported 360,000 objects are there to stay. A collection of the oldest generation visits
     them all, between two tokens, and finds nothing: 100 ms and more, many steps' time. What a step makes dies by
-    counting references; cycles come from errors only, so that collections need not be frequent either. What stays is
-    put on huge pages.
+    counting references; cycles come from errors only, so that collections need not be frequent either.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
-    use_huge_pages()
 
 
 def crank(core: EngineCore, link: EngineLink, clock: Callable[[], float] = time.monotonic) -> None:

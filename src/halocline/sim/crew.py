@@ -8,6 +8,7 @@ nothing is left running.
 from __future__ import annotations
 
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +19,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from halocline.errors import ConfigError, FailedError, HaloclineError, InvariantError
+from halocline.huge_pages import keep_freed_memory, use_huge_pages
 from halocline.sim.simulation import Progress, Setup, simulate
 from halocline.sim.workload import Workload
+
+SETTLE_SECONDS = 1.0
+"""How often what a replay has built is put on huge pages."""
 
 OnProgress = Callable[[int, Progress], None]
 """Called with the number of the setup and how far its run is."""
@@ -53,13 +58,23 @@ def simulate_all(
 
 
 def _run(setup: Setup, workload: Workload, how: How, on_progress: Callable[[Progress], None]) -> dict[str, Any]:
+    settled = time.monotonic()
+
+    def settle_and_tell(progress: Progress) -> None:
+        nonlocal settled
+        if time.monotonic() - settled > SETTLE_SECONDS:
+            use_huge_pages()
+            settled = time.monotonic()
+        on_progress(progress)
+
+    keep_freed_memory()
     try:
         outcome = simulate(
             setup,
             workload,
             saturated=how.saturated,
             time_scale=how.time_scale,
-            on_progress=on_progress,
+            on_progress=settle_and_tell,
             window=how.window,
             most_jobs=how.most_jobs,
             audit_every=how.audit_every,

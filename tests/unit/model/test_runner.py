@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from halocline.errors import InvariantError
+from halocline.huge_pages import HUGE_BYTES
 from halocline.memory.layout import solve_layout
 from halocline.model.layers import kv_layers
 from halocline.model.runner import TorchBackend
@@ -189,6 +192,24 @@ def test_a_closed_backend_lets_another_take_its_model() -> None:
     first.close()
     second = TorchBackend(loaded, layout, attention="reference")
     assert second.run(HandScheduler(layout).plan(0, [("a", tiny_prompt(6), 0, 6)])).sampled
+
+
+def test_a_thread_settles_an_arena_that_others_may_see_as_long_as_its_backend_lives() -> None:
+    def settlers() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "halocline-settler"]
+
+    file = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        backend = backend_of("gemma3", slabs=1024, memory_file=file)
+        arena_bytes = len(backend.arena)
+        assert os.fstat(file).st_size == arena_bytes
+        assert len(settlers()) == (arena_bytes >= HUGE_BYTES)
+        backend.arena[-1] = 7
+        assert os.pread(file, 1, arena_bytes - 1) == b"\7"
+        backend.close()
+        assert settlers() == []
+    finally:
+        os.close(file)
 
 
 def test_checkpoints_are_copied_before_the_forward_and_saved_after_it() -> None:

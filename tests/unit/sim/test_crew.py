@@ -41,6 +41,17 @@ def test_outcomes_come_in_the_order_of_the_setups_and_progress_from_each() -> No
     assert multiprocessing.active_children() == []
 
 
+def test_what_a_replay_has_built_is_put_on_huge_pages_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled: list[int] = []
+    monkeypatch.setattr(crew, "use_huge_pages", lambda: settled.append(1))
+    run(SETUP)
+    assert settled == [], "nothing, within a second"
+    monkeypatch.setattr(crew, "SETTLE_SECONDS", 0.0)
+    told: list[Progress] = []
+    run(SETUP, on_progress=lambda _, progress: told.append(progress))
+    assert len(settled) == len(told) > 0
+
+
 def test_a_setup_that_cannot_work_is_told_with_its_problems_and_ends_the_others() -> None:
     with pytest.raises(ConfigError) as caught:
         run(replace(SETUP, kv_bytes=1000), SETUP)
