@@ -27,12 +27,15 @@ def charge(orders: Sequence[Order], names: Sequence[str]) -> None:
             undo(orders[:at])
             why = f"it is closed or not of {pools} pools"
             raise OverdrawnError([f"{grant.describe()} cannot commit {pages}: {why}"], at)
-        room = grant.room
-        for pool, count in enumerate(pages):
-            if 0 < count <= room[pool]:  # Grant.charge without a lender, in place: a step has hundreds of these
-                room[pool] -= count
-            elif count and (count < 0 or not grant.charge(pool, count, order.step)):
-                raise _overdrawn(orders, at, pool, names[pool])
+        room, pool = grant.room, 0
+        for count in pages:  # Grant.charge without a lender, in place: a step has hundreds
+            if count:
+                left = room[pool] - count
+                if left >= 0 <= count:
+                    room[pool] = left
+                elif count < 0 or not grant.charge(pool, count, order.step):
+                    raise _overdrawn(orders, at, pool, names[pool])
+            pool += 1  # noqa: SIM113 - with enumerate() all this takes a third longer
 
 
 def _overdrawn(orders: Sequence[Order], at: int, pool: int, name: str) -> OverdrawnError:

@@ -31,7 +31,7 @@ class Shelves:
 
     def __init__(self, slabs: int, per_slab: int) -> None:
         self._per_slab = per_slab
-        self.count = array("i", [0]) * slabs
+        self.count = array("q", [0]) * slabs
         """By slab: its live pages. Also right for slabs that stand nowhere: what they had when they were pulled."""
         self._shelves: list[dict[int, None]] = [{} for _ in range(per_slab)]
         self._stocked = 0  # bit c: shelf c may have slabs; a bit that is out of date is cleared by whoever meets it
@@ -43,7 +43,7 @@ class Shelves:
 
     def fill_of(self, slabs: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the live pages of each of `slabs`."""
-        return np.frombuffer(self.count, np.int32)[slabs].astype(np.int64)
+        return np.frombuffer(self.count, np.int64)[slabs]
 
     def put(self, slab: int, live: int) -> None:
         """Stand a slab that stands nowhere on the shelf of `live` pages."""
@@ -54,7 +54,7 @@ class Shelves:
 
     def fill_up(self, slabs: NDArray[np.int64]) -> None:
         """Note that slabs that stand nowhere are full."""
-        np.frombuffer(self.count, np.int32)[slabs] = self._per_slab
+        np.frombuffer(self.count, np.int64)[slabs] = self._per_slab
 
     def pull(self, slab: int) -> None:
         """Take `slab` off its shelf."""
@@ -115,15 +115,16 @@ class Shelves:
         """Take `counts[i]` live pages from distinct `slabs[i]`; return those with none left, which stand nowhere."""
         if len(slabs) <= SCALAR_SLABS:
             return self._lower_one_by_one(slabs.tolist(), counts.tolist())
-        fill, shelves = np.frombuffer(self.count, np.int32), self._shelves
+        fill, shelves = np.frombuffer(self.count, np.int64), self._shelves
         before = fill[slabs]
         after = before - counts
         worst = after.argmin()
         assert after[worst] >= 0, f"slab {slabs[worst]} loses {counts[worst]} of {before[worst]} pages"
         fill[slabs] = after
         stood, stands = (before < self._per_slab).nonzero()[0], after.nonzero()[0]
-        for slab, live in zip(slabs[stood].tolist(), before[stood].tolist(), strict=True):
-            del shelves[live][slab]
+        if len(stood):
+            for slab, live in zip(slabs[stood].tolist(), before[stood].tolist(), strict=True):
+                del shelves[live][slab]
         levels = after[stands].tolist()
         for slab, live in zip(slabs[stands].tolist(), levels, strict=True):
             shelves[live][slab] = None
