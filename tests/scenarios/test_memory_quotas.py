@@ -1,4 +1,4 @@
-"""B8 and C2 of the scenarios: every store has a quota of its own, and usage is bytes over total bytes."""
+"""B8, C2 and C3 of the scenarios: every store has a quota of its own, and usage is bytes over total bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from halocline.memory.arena import Arena
 from halocline.memory.demand import Demand
 from halocline.memory.figures import ArenaFigures
 from halocline.memory.grant import Grant, Order, Pin
+from halocline.memory.retention import Full, Sliding, State
 from testing.memory import as_handles, layout
+from testing.schedule import GUARANTEED, World, rules, tiny_layout
 
 # ---- B8: arena, staging run, host arena
 
@@ -151,3 +153,35 @@ def test_c2_a_threshold_in_bytes_is_crossed_by_bytes_alone() -> None:
     fewer = [Demand((8, 0, 0)), Demand((0, 4, 0)), Demand((0, 0, 2)), Demand((4, 2, 0)), Demand((0, 2, 1))]
     assert all(loaded(load).running_bytes >= low_bytes for load in LOADS)
     assert all(loaded(load).running_bytes < low_bytes for load in fewer)
+
+
+# ---- C3: every pool has about a third of an arena in which not even a state is left
+
+
+def check_c3(usage: Usage) -> None:
+    """Six of eight requests run. The seventh lacks a state, which is larger than all that is left together."""
+    pools = ((Full(), 16, 10), (Sliding(44), 16, 5), (State(), 1, 1))
+    made = World(tiny_layout(pools, 18), rules(max_running_requests=16, step_tokens=256, admission=GUARANTEED))
+    for number in range(8):
+        made.arrive(f"r{number}", 161, 16)
+    made.run_until(lambda: made.scheduler.figures().decoding == 6)
+    made.plan_and_apply()
+    figures, state_bytes = made.arena.figures(), made.layout.pools[2].stride_bytes
+    assert figures.free_bytes == 0, "every slab is allocated"
+    assert figures.hole_bytes == figures.total_bytes - figures.used_bytes < state_bytes
+    assert [round(pool.used_bytes / figures.total_bytes, 2) for pool in figures.pools] == [0.37, 0.27, 0.33]
+    assert usage(figures) > 0.96, f"the arena is full, and {usage(figures):.2f} is shown"
+    reason = made.scheduler.reasons()["r6"]
+    assert reason.code == "memory"
+    assert "state: 6 held + 0 promised + 1 asked = 7 pages" in reason.detail
+    assert "together 21 of 18 slabs, 3 too many" in reason.detail
+    made.run().assert_all_finished()
+
+
+def test_c3_a_full_arena_is_shown_as_full_and_who_waits_knows_why() -> None:
+    check_c3(bytes_over_total)
+
+
+def test_c3_bites_the_fullest_pool_shown_as_usage() -> None:
+    with pytest.raises(AssertionError, match=r"0\.37 is shown"):
+        check_c3(fullest_pool_of_fixed_size)

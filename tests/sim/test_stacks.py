@@ -1,4 +1,4 @@
-"""The stacks of `benchmarks/memory_designs.py`: were they wrong, the comparison with slabs would say nothing."""
+"""The stacks of `benchmarks/two_stacks.py`: were they wrong, the comparison with slabs would say nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testing.source import PROJECT
 
 
 def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("memory_designs", PROJECT / "benchmarks" / "memory_designs.py")
+    spec = importlib.util.spec_from_file_location("two_stacks", PROJECT / "benchmarks" / "two_stacks.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -27,7 +27,7 @@ def load() -> ModuleType:
     return module
 
 
-designs = load()
+rival = load()
 
 
 def places(stacks) -> list[tuple[int, int]]:
@@ -50,7 +50,7 @@ def places(stacks) -> list[tuple[int, int]]:
 def test_pages_never_overlap_and_every_free_byte_is_found(page_bytes: list[int], seed: int) -> None:
     """Random comings and goings in a small arena: a page that fits by bytes is placed, by moves if need be."""
     random, arena_bytes = Random(seed), 120
-    stacks = designs.Stacks(page_bytes, arena_bytes)
+    stacks = rival.Stacks(page_bytes, arena_bytes)
     live: list[tuple[int, int]] = []
     # A float's pages cannot be cut to a gap: as many bytes as its page may stay unused on either side.
     spare = 2 * max(page_bytes) if len(page_bytes) == 3 else 0
@@ -71,7 +71,7 @@ def test_pages_never_overlap_and_every_free_byte_is_found(page_bytes: list[int],
 
 
 def test_holes_are_used_before_anything_moves() -> None:
-    stacks = designs.Stacks([10, 10], 100)
+    stacks = rival.Stacks([10, 10], 100)
     assert stacks.take(0, [1, 2, 3])
     stacks.runs[0].give(2)
     assert stacks.take(1, [4, 5, 6, 7, 8, 9, 10])
@@ -81,7 +81,7 @@ def test_holes_are_used_before_anything_moves() -> None:
 
 def test_a_hole_of_the_peer_costs_one_move() -> None:
     """Ten pages: three below, seven above. One below goes; the eighth above needs the topmost one below moved."""
-    stacks = designs.Stacks([10, 10], 100)
+    stacks = rival.Stacks([10, 10], 100)
     stacks.take(0, [1, 2, 3])
     stacks.take(1, [4, 5, 6, 7, 8, 9, 10])
     stacks.runs[0].give(1)
@@ -94,7 +94,7 @@ def test_a_recorded_history_is_whole(base: type) -> None:
     """What was taken is given back once, or is still held when the queue is done: by nobody, unless pages are kept."""
     layers = [LayerKV(number, kind, 16, 128, 128) for number, kind in enumerate([Full()] * 2 + [Sliding(64)] * 4)]
     books: list = []
-    policy = Policy("recorded", by_slabs, arena=designs.recording(base, books))
+    policy = Policy("recorded", by_slabs, arena=rival.recording(base, books))
     outcome = saturate(policy, layers, 1 << 28, made_up_lengths("azure", 30))
     assert outcome.finished == 30
     taken, given = (
@@ -104,4 +104,4 @@ def test_a_recorded_history_is_whole(base: type) -> None:
     assert len(set(given)) == len(given)
     assert set(given) <= set(taken)
     assert (set(given) == set(taken)) == (base is not KeepingArena)
-    assert designs.replay(books[0])["written_gib"] > 0
+    assert rival.replay(books[0])["written_gib"] > 0
