@@ -54,8 +54,11 @@ nixl: $(STAMP)  ## links by the NIXL library over TCP on loopback; installs the 
 	UCX_TLS=tcp,self OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not laws" tests/unit/links/test_nixl*.py tests/processes/test_nixl_pair.py tests/conformance/test_pairs.py::test_links_by_the_nixl_library_answer_as_generate_does $(ARGS)
 
 # Tests are handed out one by one and taken over by who is idle: a few of them take minutes.
+LONG_LAWS := tests/scenarios tests/machines tests/laws
+
 laws: $(STAMP)  ## the long explorations of the laws: under 20 minutes on 2 cores; says at the end what was explored
-	$(PYTEST) -n $(shell nproc 2>/dev/null || echo 2) --dist worksteal -m laws --durations=20 --hypothesis-show-statistics $(ARGS)
+	@# the longest ones come first, so that the processes end at about the same time
+	$(PYTEST) -n $(shell nproc 2>/dev/null || echo 2) --dist worksteal -m laws --durations=20 --hypothesis-show-statistics $(LONG_LAWS) $(ARGS)
 
 mutants: $(STAMP)  ## faults put into the core one by one: for each of them a test must fail
 	$(PY) scripts/mutants $(ARGS)

@@ -20,7 +20,7 @@ LAWS = [f"L{number}" for number in range(1, 14)] + [f"R{number}" for number in r
 SCENARIOS = [
     *(f"A{number}" for number in range(1, 17)),
     *(f"B{number}" for number in range(1, 9)),
-    *("C1", "C2"),
+    *("C1", "C2", "C3"),
     *(f"D{number}" for number in range(1, 8)),
     *(f"E{number}" for number in range(1, 6)),
     *(f"F{number}" for number in range(1, 5)),
@@ -48,6 +48,7 @@ WRONG_POLICIES = {
     "B6": "a ring of a window per request slot",
     "B8": "one quota for device, staging and host",
     "C2": "the fullest pool is shown as the usage",
+    "C3": "the same, where the arena is full",
     "D1": "one LRU over everything",
     "D2": "pages go one by one",
     "D3": "full pages decide alone",
@@ -137,3 +138,12 @@ def test_the_inventory_notices_what_is_missing() -> None:
     assert only.says("L13")
     assert not only.says("L3")
     assert not only.says("L1")
+
+
+def test_make_laws_looks_wherever_a_test_is_marked_so() -> None:
+    """Its folders come in the order of their longest tests, so that the processes end together; none may be missing."""
+    (folders,) = re.findall(
+        r"^LONG_LAWS := (.*)$", (TESTS.parent / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    marked = {file.relative_to(TESTS).parts[0] for file in TESTS.rglob("test_*.py") if "mark.laws" in file.read_text()}
+    assert {f"tests/{folder}" for folder in marked - {"architecture"}} == set(folders.split())

@@ -328,7 +328,7 @@ def test_l10_everyone_finishes_whatever_three_or_four_requests_do(name: str, rec
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", [*CASES, *HOT_GROUPS])
 def test_l10_everyone_finishes_from_every_world_of_a_large_graph(name: str, record_property: Note) -> None:
-    explored(name, 500, record_property)
+    explored(name, 350, record_property)
 
 
 def never_retracts(made: World) -> None:

@@ -153,5 +153,5 @@ class LongArenaMachine(ArenaMachine):
 
 TestArena = ArenaMachine.TestCase
 TestArenaForLong = pytest.mark.timeout(3600)(pytest.mark.laws(LongArenaMachine.TestCase))
-TestArenaForLong.settings = profile(examples=700, steps=60)
+TestArenaForLong.settings = profile(examples=500, steps=60)
 TestArena.settings = profile(examples=120, steps=25)

@@ -214,5 +214,5 @@ class LongMachine(SchedulerMachine):
 
 SchedulerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestSchedulerMachine = SchedulerMachine.TestCase
-LongMachine.TestCase.settings = settings(max_examples=140, stateful_step_count=60)
+LongMachine.TestCase.settings = settings(max_examples=110, stateful_step_count=60)
 TestLongMachine = pytest.mark.laws(LongMachine.TestCase)

@@ -154,4 +154,4 @@ class LongTreeMachine(TreeMachine):
 TestTree = TreeMachine.TestCase
 TestTree.settings = profile(examples=80, steps=25)
 TestTreeForLong = pytest.mark.timeout(3600)(pytest.mark.laws(LongTreeMachine.TestCase))
-TestTreeForLong.settings = profile(examples=500, steps=50)
+TestTreeForLong.settings = profile(examples=400, steps=50)
