@@ -4,10 +4,10 @@
 
 Shape: Gemma 3 27B in bf16 (10 full + 52 sliding layers, W = 1,024, 16-token pages). In every arena 1,000 requests run
 and hold their pages; plans, matches and the acts called `cached` find 100,000 cached pages beside them. What was freed
-there has left holes in hundreds of slabs, and who fills and leaves those has more to write down. The acts take turns, round by round, so that a
-noisy second falls on all of them; each act's repeats within a round run on warm caches. Garbage collection stays on;
-what was built beforehand is frozen and put on huge pages as the engine does it, so a collection looks at the act's own
-garbage; they are counted.
+there has left holes in hundreds of slabs, and who fills and leaves those has more to write down. The acts take turns,
+round by round, so that a noisy second falls on all of them; each act's repeats within a round run on warm caches.
+Garbage collection stays on; what was built beforehand is frozen and put on huge pages as the engine does it, so a
+collection looks at the act's own garbage; they are counted.
 Only the act itself is timed, not what puts the arena back. The last line is one JSON object; `--check` exits 1 when a
 goal is missed. Run it on an idle machine.
 

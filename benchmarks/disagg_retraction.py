@@ -32,8 +32,9 @@ from halocline.memory.host import HostArena
 from halocline.memory.layout import ArenaLayout, solve_layout
 from halocline.model.host_costs import measure_costs
 from halocline.model.layers import kv_layers
-from halocline.model.loading import LoadedModel, load, resolve
+from halocline.model.loading import LoadedModel, load
 from halocline.model.runner import TorchBackend
+from halocline.model.sources import resolve
 from halocline.params import SamplingParams
 from halocline.schedule.events import Abort, Arrive, NewToken
 from halocline.schedule.rules import Rules

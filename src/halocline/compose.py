@@ -96,13 +96,11 @@ def prepare(config: Config, *, quiet: bool = False) -> Prepared:
     """Find the model and check that it can be served in the memory there is; ConfigError or ModelError if not."""
     import psutil
 
-    from halocline.model.attention import BACKENDS
     from halocline.model.chat import read_template
+    from halocline.model.configs import check_tokenizer, load_config
     from halocline.model.dtypes import choose_device
-    from halocline.model.loading import check_tokenizer, load_config, resolve
+    from halocline.model.sources import resolve
 
-    if config.attention not in ("auto", *BACKENDS):
-        raise ConfigError([f"attention is {config.attention!r}; it must be auto or one of {', '.join(BACKENDS)}"])
     if config.link_kind == "nixl" and missing():
         raise ConfigError([missing()])
     if config.chat_template is not None:
@@ -173,7 +171,7 @@ async def open_front(prepared: Prepared, on_progress: Progress | None = None) ->
 
 def _chat(prepared: Prepared) -> ChatTemplate:
     from halocline.model.chat import chat_template
-    from halocline.model.loading import load_tokenizer
+    from halocline.model.configs import load_tokenizer
 
     return chat_template(load_tokenizer(prepared.source), prepared.config.chat_template)
 
@@ -239,8 +237,9 @@ def build_engine(settings: dict[str, Any], progress: Progress) -> EngineParts:
 
     from halocline.model.dtypes import choose_kv_dtype
     from halocline.model.host_costs import measure_costs
-    from halocline.model.loading import load, resolve
+    from halocline.model.loading import load
     from halocline.model.runner import TorchBackend
+    from halocline.model.sources import resolve
 
     folder = Path(settings.pop(FOLDER_SETTING, tempfile.gettempdir()))
     config = Config(**settings)

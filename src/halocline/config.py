@@ -38,6 +38,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": _DTYPES,
     "kv_dtype": _DTYPES,
     "audit": ("idle", "every", "off"),
+    "attention": ("auto", "cpu", "blocked", "reference"),
     "log_level": ("debug", "info", "warning", "error"),
     "prefix_cache": ("on", "off"),
     "role": ("both", "prefill", "decode"),
@@ -355,7 +356,7 @@ def _problems_of_form(name: str, value: Any) -> list[str]:
             raise ValueError("kv_bytes is 0; write auto, 256MiB, 2GiB or a number of bytes")
         elif name == "device" and not _is_device(value):
             raise ValueError(f"device is {value!r}; it must be auto, cpu, cuda or cuda:N")
-        elif name in ("model", "host", "attention", "link_host", "link_token") and not value.strip():
+        elif name in ("model", "host", "link_host", "link_token") and not value.strip():
             raise ValueError(f"{name} is empty")
     except ValueError as error:
         text = str(error)

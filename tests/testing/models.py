@@ -18,7 +18,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from halocline.model.loading import LoadedModel, ModelSource
+from halocline.model.loading import LoadedModel
+from halocline.model.sources import ModelSource
 
 VOCAB = 320
 """Rows of the embedding; the tokenizer uses the first `len(tiny_tokenizer())` of them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -131,7 +133,7 @@ def test_the_served_name_is_the_operators_or_the_models(folder: Path) -> None:
         ({"kv_bytes": "900GiB"}, r"kv_bytes is 900 GiB.*this machine has"),
         ({"max_model_len": 2000}, "2000.*1024"),
         ({"page_tokens": "sliding-99=4"}, "sliding-99"),
-        ({"attention": "magic"}, "one of reference"),
+        ({"attention": "magic"}, "one of auto, cpu"),
         ({"chat_template": "absent.jinja"}, "absent.jinja"),
         ({"policy": "static:0.001"}, "static split"),
         ({"link_token": "a", "staging_bytes": 100}, "staging_bytes is 100, and one page"),
@@ -143,3 +145,13 @@ def test_impossible_settings_are_refused_before_weights_are_read(
     monkeypatch.setattr("halocline.model.loading.load", None)
     with pytest.raises(ConfigError, match=words):
         prepare(config(folder, **settings), quiet=True)
+
+
+def test_before_the_engine_starts_no_code_of_models_is_loaded(folder: Path) -> None:
+    """It takes transformers as long as all the rest, and a server is to say at once what it cannot serve."""
+    code = (
+        "import sys; from halocline.compose import prepare; from halocline.config import Config; "
+        "prepare(Config(model=sys.argv[1], kv_bytes='2MiB'), quiet=True); "
+        "sys.exit('transformers' not in sys.modules or 'transformers.modeling_utils' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == 0

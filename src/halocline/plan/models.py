@@ -93,8 +93,8 @@ def _config_at(name: str, config: Config) -> PreTrainedConfig:
     path = Path(name).expanduser()
     if not path.exists() and "/" not in name:
         raise _unknown(name)  # before torch is loaded: a mistyped name is answered at once
+    from halocline.model.configs import load_config
     from halocline.model.gguf_convert import gguf_config
-    from halocline.model.loading import load_config
     from halocline.model.sources import ModelSource
     from halocline.model.sources import resolve as find
 

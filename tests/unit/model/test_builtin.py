@@ -17,9 +17,11 @@ from halocline.memory.retention import Full
 from halocline.model import builtin
 from halocline.model.builtin import BUILTINS, Builtin, is_installed
 from halocline.model.chat import chat_template
+from halocline.model.configs import load_config, load_tokenizer
 from halocline.model.layers import kv_layers
-from halocline.model.loading import load, load_config, load_tokenizer, resolve
+from halocline.model.loading import load
 from halocline.model.runner import TorchBackend
+from halocline.model.sources import resolve
 from testing.conformance import HandScheduler, make_layout
 from testing.gguf_files import write_tiny_gguf
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from halocline.errors import ModelError
+from halocline.model.configs import load_tokenizer
 from halocline.model.gguf_header import read_gguf_header
-from halocline.model.loading import load, load_tokenizer, resolve
+from halocline.model.loading import load
+from halocline.model.sources import resolve
 from testing.gguf_files import write_tiny_gguf
 from testing.models import reference_tokens, tiny_prompt, tiny_tokenizer
 

@@ -18,7 +18,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """
 import json, sys
 from halocline.errors import ModelError
-from halocline.model.loading import load, load_tokenizer, resolve
+from halocline.model.configs import load_tokenizer
+from halocline.model.loading import load
+from halocline.model.sources import resolve
 answers = []
 for name in sys.argv[1:]:
     try:

@@ -13,9 +13,11 @@ import torch
 import transformers
 
 from halocline.errors import ModelError
+from halocline.model.configs import load_config, load_tokenizer
 from halocline.model.dtypes import choose_device, choose_dtype, choose_kv_dtype
 from halocline.model.layers import kv_layers
-from halocline.model.loading import load, load_config, load_tokenizer, resolve
+from halocline.model.loading import load
+from halocline.model.sources import resolve
 from testing.models import EOS, VOCAB, reference_tokens, save_tiny, tiny_config, tiny_model, tiny_prompt, tiny_tokenizer
 
 

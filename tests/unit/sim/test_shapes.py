@@ -14,8 +14,8 @@ from halocline.errors import ConfigError
 from halocline.memory.layout import LayerKV
 from halocline.memory.retention import Chunked, Full, Sliding, State, describe
 from halocline.model.builtin import is_installed
+from halocline.model.configs import load_config
 from halocline.model.layers import kv_layers
-from halocline.model.loading import load_config
 from halocline.model.sources import resolve
 from halocline.sim.shapes import Shape, shape_named, shapes
 from testing.layouts import MODEL_LAYERS
