@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import pytest_asyncio
 import torch
 
 from halocline import LLM, AsyncLLM, SamplingParams
@@ -280,40 +281,47 @@ def test_a_program_that_is_killed_leaves_no_engine(folder: Path) -> None:
     assert wait_until_gone(int(done.stdout))
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def async_llm(folder: Path) -> AsyncIterator[AsyncLLM]:
+    """One engine for the tests below, of which the last kills it: starting one takes seconds."""
+    async with AsyncLLM(str(folder), **SETTINGS) as llm:
+        yield llm
+
+
 async def collected(llm: AsyncLLM, prompt: list[int], params: SamplingParams) -> list[tuple[str, int]]:
     return [(output.outputs[0].text, len(output.outputs[0].token_ids)) async for output in llm.generate(prompt, params)]
 
 
-async def test_async_streams_grow_finish_and_stop_early(folder: Path) -> None:
-    async with AsyncLLM(str(folder), **SETTINGS) as llm:
-        seen = await collected(llm, tiny_prompt(6), GREEDY)
-        assert all(later.startswith(earlier) for (earlier, _), (later, _) in itertools.pairwise(seen))
-        assert seen[-1][1] == 12
-        assert len(seen) > 2
+@pytest.mark.asyncio(loop_scope="module")
+async def test_async_streams_grow_finish_and_stop_early(async_llm: AsyncLLM) -> None:
+    seen = await collected(async_llm, tiny_prompt(6), GREEDY)
+    assert all(later.startswith(earlier) for (earlier, _), (later, _) in itertools.pairwise(seen))
+    assert seen[-1][1] == 12
+    assert len(seen) > 2
 
-        endless = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
-        stream = llm.generate([BOS, 5], endless, request_id="mine")
-        first = await anext(stream)
-        await stream.aclose()
-        assert (first.request_id, first.finished) == ("mine", False)
-        # What the left stream held is free again: a request that needs the whole arena is served.
-        assert (await collected(llm, tiny_prompt(6), GREEDY))[-1] == seen[-1]
+    endless = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+    stream = async_llm.generate([BOS, 5], endless, request_id="mine")
+    first = await anext(stream)
+    await stream.aclose()
+    assert (first.request_id, first.finished) == ("mine", False)
+    # What the left stream held is free again: a request that needs the whole arena is served.
+    assert (await collected(async_llm, tiny_prompt(6), GREEDY))[-1] == seen[-1]
 
 
-async def test_an_aborted_request_ends_with_what_there_is_and_says_so(folder: Path) -> None:
-    async with AsyncLLM(str(folder), **SETTINGS) as llm:
-        endless = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True, n=2)
-        seen = []
-        async for output in llm.generate([BOS, 5], endless, request_id="mine"):
-            seen.append(output)
-            with pytest.raises(ParameterError, match="'mine' is in use"):
-                await anext(llm.generate([BOS, 5], endless, request_id="mine"))
-            await llm.abort("mine")
-        assert seen[-1].finished
-        assert [each.finish_reason for each in seen[-1].outputs] == ["abort", "abort"]
-        assert all(len(each.token_ids) < 300 for each in seen[-1].outputs)
-        await llm.abort("nobody")
-        assert (await collected(llm, tiny_prompt(6), GREEDY))[-1][1] == 12
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_aborted_request_ends_with_what_there_is_and_says_so(async_llm: AsyncLLM) -> None:
+    endless = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True, n=2)
+    seen = []
+    async for output in async_llm.generate([BOS, 5], endless, request_id="mine"):
+        seen.append(output)
+        with pytest.raises(ParameterError, match="'mine' is in use"):
+            await anext(async_llm.generate([BOS, 5], endless, request_id="mine"))
+        await async_llm.abort("mine")
+    assert seen[-1].finished
+    assert [each.finish_reason for each in seen[-1].outputs] == ["abort", "abort"]
+    assert all(len(each.token_ids) < 300 for each in seen[-1].outputs)
+    await async_llm.abort("nobody")
+    assert (await collected(async_llm, tiny_prompt(6), GREEDY))[-1][1] == 12
 
 
 def test_the_engines_seed_repeats_a_batch_however_long_each_text_is_tokenized(
@@ -343,13 +351,13 @@ async def test_async_use_before_the_start_and_after_the_end_is_an_error(folder: 
     await llm.close()
 
 
-async def test_the_engines_death_reaches_the_caller(folder: Path) -> None:
-    async with AsyncLLM(str(folder), **SETTINGS) as llm:
-        (engine,) = engine_processes()[-1:]
-        await collected(llm, [5, 6], GREEDY)
-        with standing_still(engine):
-            waiting = asyncio.ensure_future(collected(llm, [5, 6], GREEDY))
-            await asyncio.sleep(0.1)  # it is on its way, and cannot be answered
-            os.kill(engine, signal.SIGKILL)
-        with pytest.raises(EngineDeadError, match="SIGKILL"):
-            await waiting
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_engines_death_reaches_the_caller(async_llm: AsyncLLM) -> None:
+    (engine,) = engine_processes()[-1:]
+    await collected(async_llm, [5, 6], GREEDY)
+    with standing_still(engine):
+        waiting = asyncio.ensure_future(collected(async_llm, [5, 6], GREEDY))
+        await asyncio.sleep(0.1)  # it is on its way, and cannot be answered
+        os.kill(engine, signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        await waiting
