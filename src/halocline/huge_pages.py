@@ -7,7 +7,8 @@ through the page tables; in a virtual machine through two of them. The kernel ca
     private memory, at its first touch          madvise(MADV_HUGEPAGE)
     memory that has been written, in place      madvise(MADV_COLLAPSE), Linux 6.1 and later, files in memory too
 
-Each is an improvement and never a condition: where it cannot be done, nothing changes.
+Each is an improvement and never a condition: where it cannot be done, nothing changes. The second one works even where
+the operator has switched huge pages off for all programs, so nothing is asked for there.
 """
 
 from __future__ import annotations
@@ -22,15 +23,20 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 from halocline.units import MIB
 
-__all__ = ["Settler", "keep_freed_memory", "map_file", "private_memory", "use_huge_pages"]
+__all__ = ["Settler", "keep_freed_memory", "map_file", "private_memory", "use_huge_pages", "use_huge_pages_beside"]
 
 HUGE_BYTES = 2 * MIB
 MOST_BYTES = 512 * MIB
 """Python's objects lie in many small mappings, weights and arenas of pages in a few large ones. The small ones go
 first, and this bounds the time: a page of 2 MiB takes some milliseconds."""
+
+LEAST_SHARE = 0.75
+"""So much of 2 MiB must be in memory already: the rest of it is taken, too. The heaps and stacks of dozens of threads
+are mostly address space, and would double what a process holds."""
 
 MADV_COLLAPSE = 25
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -41,6 +47,15 @@ LARGEST_IN_HEAP_BYTES = 32 * MIB
 
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 _IS_LINUX = sys.platform.startswith("linux")
+_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def _is_wanted() -> bool:
+    """Whether there are huge pages, and the operator has not switched them off for all programs."""
+    try:
+        return _IS_LINUX and "[never]" not in _SWITCH.read_text(encoding="utf-8")
+    except OSError:
+        return False
 
 
 # ---- what Python holds
@@ -64,18 +79,27 @@ def keep_freed_memory() -> None:
 def use_huge_pages(most_bytes: int = MOST_BYTES) -> int:
     """Put this process's private memory on pages of 2 MiB, small mappings first; return bytes asked for.
 
-    Of 2 MiB of which nothing was ever written nothing is taken; others are taken whole. Calling it again costs little
-    where nothing has changed. Returns 0 where the system has no such call or no list of a process's mappings.
+    Taken are 2 MiB of which most is in memory. Calling it again costs little where nothing has changed. Returns 0 where
+    huge pages are switched off, or the system has no such call or no list of a process's mappings.
     """
-    if not _IS_LINUX:
+    if not _is_wanted():
         return 0
     asked = 0
     for begin, size in sorted(_private_mappings(), key=lambda mapping: mapping[1]):
-        if asked + size > most_bytes:
+        if size > most_bytes:  # an arena: it was asked for as a whole
             break
-        _collapse(begin, size)  # its answer changes nothing: a mapping with a hole keeps its small pages there
-        asked += size
+        for piece in _resident(begin, size):
+            if asked + HUGE_BYTES > most_bytes:
+                return asked
+            _collapse(piece, HUGE_BYTES)  # its answer changes nothing: what cannot be done now stays as it is
+            asked += HUGE_BYTES
     return asked
+
+
+def use_huge_pages_beside() -> None:
+    """Do the same in a thread of its own: it takes most of a second. Without a thread to be had nothing happens."""
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=use_huge_pages, name="halocline-huge-pages", daemon=True).start()
 
 
 def _private_mappings() -> Iterator[tuple[int, int]]:
@@ -92,6 +116,19 @@ def _private_mappings() -> Iterator[tuple[int, int]]:
         begin, end = _ceil(begin), end // HUGE_BYTES * HUGE_BYTES
         if begin < end:
             yield begin, end - begin
+
+
+def _resident(begin: int, size: int) -> Iterator[int]:
+    """Yield the addresses of those 2 MiB of a mapping of which most is in memory."""
+    call, per_piece = _LIBRARY.mincore, HUGE_BYTES // mmap.PAGESIZE
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    found = bytearray(size // mmap.PAGESIZE)
+    if call(begin, size, ctypes.addressof(ctypes.c_uint8.from_buffer(found))):
+        return  # unmapped meanwhile
+    for piece in range(size // HUGE_BYTES):
+        pages = found[piece * per_piece : (piece + 1) * per_piece]
+        if len(pages) - pages.count(0) >= LEAST_SHARE * per_piece:
+            yield begin + piece * HUGE_BYTES
 
 
 def _collapse(address: int, size: int) -> int:
@@ -135,14 +172,17 @@ def map_file(descriptor: int, size: int, *, is_writable: bool) -> memoryview:
     try:
         _map(start, size, access, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
     except OSError:
-        _unmap(room, size + HUGE_BYTES)
+        # What lay between may be gone already, and the place another thread's.
+        _unmap(room, start - room)
+        _unmap(start + size, room + HUGE_BYTES - start)
         raise
 
     class Mapping(ctypes.c_uint8 * size):  # type: ignore[misc]
         """A class of its own: only those can be told when they go."""
 
     mapped = Mapping.from_address(start)
-    weakref.finalize(mapped, _unmap, room, size + HUGE_BYTES)
+    # Not at the interpreter's end, when others may still read it: the process takes all its memory along.
+    weakref.finalize(mapped, _unmap, room, size + HUGE_BYTES).atexit = False
     view = memoryview(mapped).cast("B")
     return view if is_writable else view.toreadonly()
 
@@ -193,9 +233,10 @@ class Settler:
         self._thread = threading.Thread(target=self._run, name="halocline-settler", daemon=True)
 
     def start(self) -> None:
-        """Begin; without a thread to be had everything stays as it is."""
-        with contextlib.suppress(RuntimeError):
-            self._thread.start()
+        """Begin; where huge pages are switched off, or no thread is to be had, everything stays as it is."""
+        if _is_wanted():
+            with contextlib.suppress(RuntimeError):
+                self._thread.start()
 
     def close(self) -> None:
         """Let the thread end; the descriptor may be closed then."""

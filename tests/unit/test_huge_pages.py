@@ -6,6 +6,7 @@ import errno
 import gc
 import mmap
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -34,6 +35,47 @@ def test_elsewhere_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None
     assert use_huge_pages() == 0
 
 
+@linux_only
+@pytest.mark.parametrize("said", ["always madvise [never]\n", None])
+def test_where_the_operator_has_none_nothing_is_asked_for(
+    said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_of: Callable[[int], int]
+) -> None:
+    switch = tmp_path / "enabled"
+    if said is not None:
+        switch.write_text(said)
+    monkeypatch.setattr(huge_pages, "_SWITCH", switch)
+    assert use_huge_pages() == 0
+    settler = Settler(file_of(HUGE_BYTES), private_memory(HUGE_BYTES))
+    settler.start()
+    assert settler._thread.ident is None
+    settler.close()
+
+
+def test_without_a_thread_to_be_had_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    huge_pages.use_huge_pages_beside()
+
+
+@linux_only
+def test_what_still_reads_at_the_interpreters_end_may(tmp_path: Path) -> None:
+    """Whoever registered before the mapping was made runs after whatever that registered."""
+    program = (
+        "import atexit, os, numpy\n"
+        "atexit.register(lambda: os.write(1, b'%d' % view.sum()))\n"
+        "from halocline.huge_pages import map_file\n"
+        "size = 4 << 20\n"
+        "file = os.memfd_create('pages')\n"
+        "os.ftruncate(file, size)\n"
+        "view = numpy.frombuffer(map_file(file, size, is_writable=True), numpy.uint8)\n"
+        "view[:] = 1\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"%d" % (4 << 20)), done.stderr
+
+
 def test_a_bound_below_every_mapping_asks_for_nothing() -> None:
     assert use_huge_pages(HUGE_BYTES - 1) == 0
 
@@ -46,12 +88,15 @@ def test_what_was_written_is_kept_and_what_was_not_stays_unwritten() -> None:
         begin = -bytes_of.ctypes.data % HUGE_BYTES
         written = bytes_of[begin : begin + 2 * HUGE_BYTES]
         written[:: mmap.PAGESIZE] = 7
+        a_few = bytes_of[begin + 3 * HUGE_BYTES : begin + 6 * HUGE_BYTES]  # as stacks of threads are, and their heaps
+        a_few[: HUGE_BYTES // 2] = 7
+        a_few[HUGE_BYTES : HUGE_BYTES + 1] = 7
         before = resident_bytes(bytes_of.ctypes.data)
         assert use_huge_pages(1 << 62) >= 2 * HUGE_BYTES
         assert (written[:: mmap.PAGESIZE] == 7).all()
         assert not written[1 :: mmap.PAGESIZE].any()
         assert resident_bytes(bytes_of.ctypes.data) - before < HUGE_BYTES, "pages that were never written are now held"
-        del written, bytes_of
+        del written, a_few, bytes_of
 
 
 @linux_only
@@ -62,12 +107,15 @@ def test_small_mappings_come_first_and_files_never(monkeypatch: pytest.MonkeyPat
         asked.append((address, size))
         return 0
 
-    monkeypatch.setattr(huge_pages, "_LIBRARY", SimpleNamespace(madvise=madvise))
+    large, small = (np.frombuffer(private_memory(pages * HUGE_BYTES), np.uint8) for pages in (24, 17))
+    large[:], small[:] = 1, 1
+    monkeypatch.setattr(huge_pages, "_LIBRARY", SimpleNamespace(madvise=madvise, mincore=huge_pages._LIBRARY.mincore))
     total = use_huge_pages(1 << 62)
-    sizes = [size for _, size in asked]
-    assert total == sum(sizes) > 0
-    assert sizes == sorted(sizes)
-    assert all(address % HUGE_BYTES == 0 == size % HUGE_BYTES for address, size in asked)
+    assert total == len(asked) * HUGE_BYTES
+    assert all(address % HUGE_BYTES == 0 and size == HUGE_BYTES for address, size in asked)
+    addresses = [address for address, _ in asked]
+    assert addresses.index(small.ctypes.data) < addresses.index(large.ctypes.data)
+    assert use_huge_pages(total - HUGE_BYTES) == total - HUGE_BYTES, "the bound is reached, and not passed"
     files = [
         tuple(int(each, 16) for each in line.split()[0].split("-"))
         for line in Path("/proc/self/maps").read_text().splitlines()

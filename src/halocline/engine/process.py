@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +45,7 @@ from halocline.engine.messages import (
 from halocline.engine.rendezvous import Folder, read_line, watch_parent
 from halocline.engine.wire import event_of, reports_of
 from halocline.errors import ConfigError, HaloclineError, ModelError
-from halocline.huge_pages import keep_freed_memory, use_huge_pages
+from halocline.huge_pages import keep_freed_memory, use_huge_pages_beside
 
 logger = logging.getLogger("halocline.engine")
 
@@ -134,8 +133,7 @@ def main(arguments: list[str]) -> int:
             link.also_wake_for(parts.exchange.fileno())
         settle_memory()
         link.send(Hello(os.getpid(), parts.model, parts.capacity, parts.link))
-        # Beside the first requests: it takes most of a second, for which nobody has to wait.
-        threading.Thread(target=use_huge_pages, name="halocline-huge-pages", daemon=True).start()
+        use_huge_pages_beside()
         logger.info("event=engine_ready pid=%d model=%s", os.getpid(), parts.model.name)
         try:
             crank(core, link)

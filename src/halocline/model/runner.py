@@ -54,15 +54,15 @@ class TorchBackend(Backend):
         arena = allocate_arena(layout, loaded.device, memory_file)
         self.arena = arena
         """All bytes of KV, for links to other workers: uint8, shape (arena_bytes,)."""
-        self._settler = None if memory_file is None else Settler(memory_file, arena.numpy().data)
-        if self._settler is not None:
-            self._settler.start()
         self._mover = PageMover(arena, layout)
         self._host = HostPages(arena, layout, host_bytes) if host_bytes else None
         backend = choose(attention, loaded.device.type)
         self._attention = ArenaAttention(arena, layout, kv_dtype or loaded.dtype, backend)
         self._attention.attach(loaded.model)
         self._is_closed = False
+        self._settler = None if memory_file is None else Settler(memory_file, arena.numpy().data)
+        if self._settler is not None:  # last: who fails above has nobody who closes it
+            self._settler.start()
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
