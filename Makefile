@@ -53,11 +53,11 @@ nixl: $(STAMP)  ## links by the NIXL library over TCP on loopback; installs the 
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[nixl]'
 	UCX_TLS=tcp,self OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not laws" tests/unit/links/test_nixl*.py tests/processes/test_nixl_pair.py tests/conformance/test_pairs.py::test_links_by_the_nixl_library_answer_as_generate_does $(ARGS)
 
-# Tests are handed out one by one and taken over by who is idle: a few of them take minutes.
+# Tests are taken over by who is idle, and a few take minutes: the folders with the longest ones come first, so that the
+# processes end at about the same time.
 LONG_LAWS := tests/scenarios tests/machines tests/laws
 
 laws: $(STAMP)  ## the long explorations of the laws: under 20 minutes on 2 cores; says at the end what was explored
-	@# the longest ones come first, so that the processes end at about the same time
 	$(PYTEST) -n $(shell nproc 2>/dev/null || echo 2) --dist worksteal -m laws --durations=20 --hypothesis-show-statistics $(LONG_LAWS) $(ARGS)
 
 mutants: $(STAMP)  ## faults put into the core one by one: for each of them a test must fail

@@ -31,7 +31,7 @@ def charge(orders: Sequence[Order], names: Sequence[str]) -> None:
         for count in pages:  # Grant.charge without a lender, in place: a step has hundreds
             if count:
                 left = room[pool] - count
-                if left >= 0 <= count:
+                if left >= 0 and count > 0:
                     room[pool] = left
                 elif count < 0 or not grant.charge(pool, count, order.step):
                     raise _overdrawn(orders, at, pool, names[pool])
