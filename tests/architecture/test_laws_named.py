@@ -145,5 +145,7 @@ def test_make_laws_looks_wherever_a_test_is_marked_so() -> None:
     (folders,) = re.findall(
         r"^LONG_LAWS := (.*)$", (TESTS.parent / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
     )
-    marked = {file.relative_to(TESTS).parts[0] for file in TESTS.rglob("test_*.py") if "mark.laws" in file.read_text()}
+    marked = {
+        file.relative_to(TESTS).parts[0] for file in TESTS.rglob("test_*.py") if "mark.laws" in file.read_text("utf-8")
+    }
     assert {f"tests/{folder}" for folder in marked - {"architecture"}} == set(folders.split())

@@ -30,6 +30,15 @@ from testing.links import wait_until
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the call is Linux's")
 
 
+@pytest.fixture(autouse=True)
+def switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Whatever this machine's operator wants: a switch of the tests' own, which says what most servers say."""
+    mine = tmp_path / "enabled"
+    mine.write_text("always [madvise] never\n")
+    monkeypatch.setattr(huge_pages, "_SWITCH", mine)
+    return mine
+
+
 def test_elsewhere_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "_IS_LINUX", False)
     assert use_huge_pages() == 0
@@ -38,12 +47,11 @@ def test_elsewhere_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None
 @linux_only
 @pytest.mark.parametrize("said", ["always madvise [never]\n", None])
 def test_where_the_operator_has_none_nothing_is_asked_for(
-    said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_of: Callable[[int], int]
+    said: str | None, switch: Path, file_of: Callable[[int], int]
 ) -> None:
-    switch = tmp_path / "enabled"
+    switch.unlink()
     if said is not None:
         switch.write_text(said)
-    monkeypatch.setattr(huge_pages, "_SWITCH", switch)
     assert use_huge_pages() == 0
     settler = Settler(file_of(HUGE_BYTES), private_memory(HUGE_BYTES))
     settler.start()

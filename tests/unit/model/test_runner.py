@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import msgspec
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from halocline.errors import InvariantError
+from halocline.errors import ConfigError, InvariantError
 from halocline.huge_pages import HUGE_BYTES
 from halocline.memory.layout import solve_layout
 from halocline.model.layers import kv_layers
@@ -194,22 +194,37 @@ def test_a_closed_backend_lets_another_take_its_model() -> None:
     assert second.run(HandScheduler(layout).plan(0, [("a", tiny_prompt(6), 0, 6)])).sampled
 
 
-def test_a_thread_settles_an_arena_that_others_may_see_as_long_as_its_backend_lives() -> None:
-    def settlers() -> list[threading.Thread]:
-        return [thread for thread in threading.enumerate() if thread.name == "halocline-settler"]
+def settlers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "halocline-settler"]
 
+
+@pytest.fixture
+def arena_file(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """An empty file in memory for an arena, on a machine where huge pages are not switched off."""
+    monkeypatch.setattr("halocline.huge_pages._is_wanted", lambda: True)
     file = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        backend = backend_of("gemma3", slabs=1024, memory_file=file)
-        arena_bytes = len(backend.arena)
-        assert os.fstat(file).st_size == arena_bytes
-        assert len(settlers()) == (arena_bytes >= HUGE_BYTES)
-        backend.arena[-1] = 7
-        assert os.pread(file, 1, arena_bytes - 1) == b"\7"
-        backend.close()
-        assert settlers() == []
-    finally:
-        os.close(file)
+    yield file
+    os.close(file)
+
+
+def test_a_thread_settles_an_arena_that_others_may_see_as_long_as_its_backend_lives(arena_file: int) -> None:
+    backend = backend_of("gemma3", slabs=1024, memory_file=arena_file)
+    arena_bytes = len(backend.arena)
+    assert os.fstat(arena_file).st_size == arena_bytes >= HUGE_BYTES
+    assert len(settlers()) == 1
+    backend.arena[-1] = 7
+    assert os.pread(arena_file, 1, arena_bytes - 1) == b"\7"
+    backend.close()
+    assert settlers() == []
+
+
+def test_a_backend_that_cannot_be_made_leaves_no_thread_that_nobody_could_end(arena_file: int) -> None:
+    loaded = tiny_loaded("gemma3")
+    layout = make_layout(kv_layers(loaded.config, loaded.dtype.itemsize), 4, 1024)
+    with pytest.raises(ConfigError, match="nonsense"):
+        TorchBackend(loaded, layout, attention="nonsense", memory_file=arena_file)
+    assert os.fstat(arena_file).st_size >= HUGE_BYTES
+    assert settlers() == []
 
 
 def test_checkpoints_are_copied_before_the_forward_and_saved_after_it() -> None:

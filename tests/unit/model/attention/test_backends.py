@@ -8,6 +8,8 @@ import pytest
 import torch
 from allpairspy import AllPairs
 
+from halocline.config import Config
+from halocline.errors import ConfigError
 from halocline.memory.retention import Chunked, Full, Sliding
 from halocline.model.attention import BACKENDS, AttentionBackend
 from testing.attention import Case, Pages, by_definition, over_pages
@@ -36,6 +38,12 @@ AXES = {
         (torch.float32, torch.bfloat16),
     ],
 }
+
+
+def test_settings_name_the_backends_that_there_are() -> None:
+    with pytest.raises(ConfigError, match="one of auto, ") as refused:
+        Config(model="any", attention="magic")
+    assert set(str(refused.value).rpartition("one of ")[2].split(", ")) == {"auto", *BACKENDS}
 
 
 def _cases() -> Iterator[Case]:
