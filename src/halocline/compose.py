@@ -1,7 +1,8 @@
 """How settings become an engine: the one place where model, memory and scheduler are put together.
 
+    begin_engine()       front end's process: starts the engine's, which imports what it will need
     prepare(config)      front end's process: model found, memory laid out and checked, before anything heavy is done
-    open_front(...)      front end's process: starts the engine, loads the tokenizer meanwhile
+    open_front(...)      front end's process: tells the engine what to build, loads the tokenizer meanwhile
     build_engine(...)    engine's process: weights, arena, scheduler; named by `Spec.builder`
 
 Both lay out memory with the same function from the same numbers, so what was printed is what is built.
@@ -30,6 +31,7 @@ from halocline.disagg.nixl_pull import NixlLinks
 from halocline.engine.client import EngineClient
 from halocline.engine.core import EngineParts
 from halocline.engine.front import FrontEnd
+from halocline.engine.launch import EngineProcess, begin
 from halocline.engine.messages import LinkFacts, ModelFacts, Spec
 from halocline.errors import ConfigError, LinkError
 from halocline.memory.arena import Arena
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 
 FOLDER_SETTING = "own_folder"
 """How the engine's process is told its private folder: no setting of an operator's."""
+IMPORTED_AHEAD = ("halocline.model.loading", "halocline.model.runner", "halocline.model.host_costs")
+"""What `build_engine` imports, of every model: the modules with PyTorch and transformers in them."""
 Progress = Callable[[str, float | None], None]
 
 
@@ -146,10 +150,18 @@ def _fit_to_memory(config: Config, available_bytes: int) -> Config:
     return config
 
 
-async def open_front(prepared: Prepared, on_progress: Progress | None = None) -> FrontEnd:
-    """Start the engine process, load the tokenizer meanwhile, and return both as one."""
+def begin_engine() -> EngineProcess:
+    """Begin an engine process, for `open_front`: what it imports takes as long as finding and checking a model.
+
+    Until `open_front` has returned, whose client ends it, it is the caller's to close.
+    """
+    return begin(IMPORTED_AHEAD)
+
+
+async def open_front(prepared: Prepared, engine: EngineProcess, on_progress: Progress | None = None) -> FrontEnd:
+    """Tell the engine process what to build, load the tokenizer meanwhile, and return both as one."""
     reading = asyncio.create_task(asyncio.to_thread(_chat, prepared))
-    starting = asyncio.create_task(EngineClient.start(prepared.spec, on_progress))
+    starting = asyncio.create_task(EngineClient.start(prepared.spec, on_progress, engine=engine))
     try:
         # Whichever fails first ends both: a damaged tokenizer does not wait for the weights.
         client, chat = await asyncio.gather(starting, reading)

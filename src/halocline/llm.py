@@ -16,7 +16,7 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from halocline.compose import Prepared, open_front, prepare
+from halocline.compose import Prepared, begin_engine, open_front, prepare
 from halocline.config import Config, build
 from halocline.engine.front import FrontEnd, Generation
 from halocline.errors import EngineDeadError, HaloclineError, ParameterError
@@ -80,8 +80,13 @@ class AsyncLLM:
     async def start(self) -> Self:
         """Find the model and start the engine; raises ConfigError or ModelError with what to do."""
         if self._front is None:
-            self._prepared = await asyncio.to_thread(prepare, self.config)
-            self._front = await open_front(self._prepared)
+            engine = begin_engine()
+            try:
+                self._prepared = await asyncio.to_thread(prepare, self.config)
+                self._front = await open_front(self._prepared, engine)
+            except BaseException:
+                engine.close()
+                raise
         return self
 
     async def close(self) -> None:

@@ -39,21 +39,26 @@ async def serve_router(settings: RouteSettings, listener: socket.socket) -> int:
     """Route on `listener` until SIGINT or SIGTERM; returns the exit code. Raises ConfigError before it serves."""
     from halocline.api.routing.app import create_router_app
     from halocline.api.routing.desk import Desk
-    from halocline.api.server import Server
+    from halocline.api.server import Server, stopped_by_signals
 
     desk = Desk(settings, link_token_of(settings.link_token))
-    try:
-        await desk.start()
-        problems = [f"{each.side} worker {each.url}: {each.reason}" for each in desk.book.workers if each.is_misfit]
-        if problems:
-            raise ConfigError(problems)
-        for each in desk.book.workers:
-            _say(f"{each.side} worker {each.url}: {'ready' if each.is_up else f'{each.state}, {each.reason}'}")
-        server = Server(create_router_app(desk), desk, listener, drain_seconds=settings.drain_seconds)
-        _say(f"{SERVING_AT}{_url(*server.address)}", "Ctrl-C stops")
-        return await server.serve()
-    finally:
-        await desk.close()
+    with stopped_by_signals() as start:
+        try:
+            await desk.start()
+            problems = [f"{each.side} worker {each.url}: {each.reason}" for each in desk.book.workers if each.is_misfit]
+            if problems:
+                raise ConfigError(problems)
+            for each in desk.book.workers:
+                _say(f"{each.side} worker {each.url}: {'ready' if each.is_up else f'{each.state}, {each.reason}'}")
+            app = create_router_app(desk)
+            start.server = server = Server(app, desk, listener, drain_seconds=settings.drain_seconds)
+            _say(f"{SERVING_AT}{_url(*server.address)}", "Ctrl-C stops")
+            return await server.serve()
+        except asyncio.CancelledError:
+            # Told to stop before there was anything to serve.
+            return 0
+        finally:
+            await desk.close()
 
 
 def link_token_of(text: str | None) -> str:

@@ -1,6 +1,7 @@
 """The server: engine, front end and HTTP put together, and its life from the first line to the last.
 
-    bind the port -> find and check the model -> print what the arena holds -> start the engine -> serve -> drain
+    bind the port -> begin the engine's process -> find and check the model -> print what the arena holds
+                  -> let the engine build it -> serve -> drain
 
 What can be wrong is found in this order, so a port in use costs no minute of loading. Ctrl-C or SIGTERM drains; a
 second one ends at once. The engine process ends with this one, however this one ends.
@@ -19,7 +20,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import Queue
@@ -27,9 +28,11 @@ from queue import Queue
 import yaml
 
 from halocline.api.app import create_app
-from halocline.api.server import LAST_WORDS_SECONDS, Server, listen
-from halocline.compose import Prepared, open_front, prepare
+from halocline.api.server import LAST_WORDS_SECONDS, Server, listen, stopped_by_signals
+from halocline.compose import Prepared, begin_engine, open_front, prepare
 from halocline.config import Config
+from halocline.engine.front import FrontEnd
+from halocline.engine.launch import EngineProcess
 from halocline.errors import EngineDeadError
 from halocline.memory.facts import CapacityFacts
 from halocline.route import TOKEN_VARIABLE, link_token_of
@@ -46,17 +49,16 @@ def run_server(config: Config) -> int:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
     logging.getLogger("halocline").setLevel(config.log_level.upper())
     config = replace(config, link_token=link_token(config))
-    with listen(config.host, config.port) as listener:
-        try:
-            with sigterm_is_ctrl_c():
-                prepared = prepare(config)
-        except KeyboardInterrupt:
-            # Told to stop before there was anything to serve.
-            return 0
-        say(f"{prepared.model_name}: {prepared.source.folder}")
-        if prepared.memory is not None:
-            say(*memory_lines(config, prepared.memory.facts))
-        return asyncio.run(_serve(prepared, listener))
+    try:
+        with listen(config.host, config.port) as listener, sigterm_is_ctrl_c(), closing(begin_engine()) as engine:
+            prepared = prepare(config)
+            say(f"{prepared.model_name}: {prepared.source.folder}")
+            if prepared.memory is not None:
+                say(*memory_lines(config, prepared.memory.facts))
+            return asyncio.run(_serve(prepared, engine, listener))
+    except KeyboardInterrupt:
+        # Told to stop before there was anything to serve.
+        return 0
 
 
 def link_token(config: Config) -> str | None:
@@ -66,29 +68,33 @@ def link_token(config: Config) -> str | None:
     return link_token_of(config.link_token)
 
 
-async def _serve(prepared: Prepared, listener: socket.socket) -> int:
-    try:
-        with _signals_cancel_this():
-            front = await open_front(prepared, lambda text, fraction: say(text))
-    except asyncio.CancelledError:
-        # Told to stop before there was anything to serve.
-        return 0
-    try:
-        capacity = front.client.hello.capacity
-        if prepared.memory is None and capacity is not None:
-            say(*memory_lines(prepared.config, capacity))
-        app = create_app(front, api_key=prepared.config.api_key, link_token=prepared.config.link_token)
-        server = Server(app, front, listener, drain_seconds=prepared.config.drain_seconds)
-        link = front.client.hello.link
-        if link is not None:
-            say(f"role {link.role}{f', links at {link.address}' if link.address else ''}")
-        url = _url(*server.address)
-        say(f"{SERVING_AT}{url}", *_try_it(url, prepared), "Ctrl-C stops")
-        code = await server.serve()
-        was_dead = front.client.dead_reason is not None
-    finally:
-        violations = await front.client.close()
+async def _serve(prepared: Prepared, engine: EngineProcess, listener: socket.socket) -> int:
+    with stopped_by_signals() as start:
+        try:
+            front = await open_front(prepared, engine, lambda text, fraction: say(text))
+        except asyncio.CancelledError:
+            # Told to stop before there was anything to serve.
+            return 0
+        try:
+            app = create_app(front, api_key=prepared.config.api_key, link_token=prepared.config.link_token)
+            start.server = server = Server(app, front, listener, drain_seconds=prepared.config.drain_seconds)
+            _tell(prepared, front, server)
+            code = await server.serve()
+            was_dead = front.client.dead_reason is not None
+        finally:
+            violations = await front.client.close()
     return 1 if violations or was_dead else code
+
+
+def _tell(prepared: Prepared, front: FrontEnd, server: Server) -> None:
+    """Say where the server is, and what was not known before its engine was there."""
+    capacity, link = front.client.hello.capacity, front.client.hello.link
+    if prepared.memory is None and capacity is not None:
+        say(*memory_lines(prepared.config, capacity))
+    if link is not None:
+        say(f"role {link.role}{f', links at {link.address}' if link.address else ''}")
+    url = _url(*server.address)
+    say(f"{SERVING_AT}{url}", *_try_it(url, prepared), "Ctrl-C stops")
 
 
 def memory_lines(config: Config, facts: CapacityFacts) -> list[str]:
@@ -105,20 +111,6 @@ def sigterm_is_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _signals_cancel_this() -> Iterator[None]:
-    """While this lasts, SIGINT and SIGTERM cancel the task that asked."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None, "only a task can be cancelled"
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
 
 
 def _url(host: str, port: int) -> str:

@@ -30,7 +30,7 @@ async def ask_all(prefill: LiveServer, decode: LiveServer, prompts: list[list[in
         assert 0.9 * each.report.total_bytes < each.free_bytes <= each.report.total_bytes
         assert each.report.token_bytes > 0
     server = Server(create_router_app(desk), desk, listen("127.0.0.1", 0))
-    serving = asyncio.create_task(server.serve(handle_signals=False))
+    serving = asyncio.create_task(server.serve())
     host, port = server.address
     body = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     try:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import httpx
 
 from halocline.api.app import create_app
-from halocline.api.server import Server, listen
+from halocline.api.server import Server, listen, stopped_by_signals
 from halocline.engine.client import EngineClient
 from halocline.engine.front import Chat, FrontEnd
 from halocline.engine.messages import Snapshot, Spec
@@ -104,7 +104,7 @@ def live_server(
             )
             ready.append(LiveServer(asyncio.get_running_loop(), client, front, server))
             started.set()
-            await server.serve(handle_signals=False)
+            await server.serve()
         finally:
             violations.extend(await client.close())
 
@@ -146,12 +146,13 @@ def events(http: httpx.Client, path: str = "/v1/completions", **body: Any) -> li
 async def main(settings: dict[str, Any]) -> int:
     """Serve the fake in this process, with its signals; prints the address and the engine's process id."""
     drain_seconds = settings.pop("drain_seconds", 5.0)
-    client = await EngineClient.start(fake_spec(**settings))
-    front = FrontEnd(client, fake_chat())
-    server = Server(create_app(front), front, listen("127.0.0.1", 0), drain_seconds=drain_seconds)
-    print(json.dumps({"port": server.address[1], "engine": client.pid}), flush=True)
-    code = await server.serve()
-    await client.close()
+    with stopped_by_signals() as start:
+        client = await EngineClient.start(fake_spec(**settings))
+        front = FrontEnd(client, fake_chat())
+        start.server = server = Server(create_app(front), front, listen("127.0.0.1", 0), drain_seconds=drain_seconds)
+        print(json.dumps({"port": server.address[1], "engine": client.pid}), flush=True)
+        code = await server.serve()
+        await client.close()
     return code
 
 

@@ -262,7 +262,7 @@ async def routed(*, prefill: int = 0, decode: int = 1, ready: bool = True, **set
         await desk.start()
         stack.push_async_callback(desk.close)
         server = Server(create_router_app(desk), desk, listen("127.0.0.1", 0), drain_seconds=chosen.drain_seconds)
-        serving = asyncio.create_task(server.serve(handle_signals=False))
+        serving = asyncio.create_task(server.serve())
         host, port = server.address
         url = f"http://{host}:{port}"
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))

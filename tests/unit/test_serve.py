@@ -24,7 +24,7 @@ from halocline.compose import prepare
 from halocline.config import Config
 from halocline.errors import EngineDeadError
 from halocline.model.builtin import is_installed
-from halocline.serve import Started, memory_lines, running_server
+from halocline.serve import SERVING_AT, Started, memory_lines, running_server
 from testing.models import save_tiny
 
 PATIENCE_SECONDS = 60.0
@@ -154,6 +154,19 @@ def test_what_does_not_end_in_time_after_sigterm_gets_an_error(folder: Path) -> 
         events = stream.end()
         assert started.process.wait(PATIENCE_SECONDS) == 0
     assert "stopping" in str(events[-1]["error"])
+
+
+def test_a_signal_at_the_moment_it_says_that_it_serves_is_a_stop_like_any_other(folder: Path, sockets: Path) -> None:
+    """It killed the front end: one handler had gone, and the next had not come yet."""
+    command = [sys.executable, "-m", "halocline", "serve", str(folder), "--port", "0", "--kv-bytes", "2MiB"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith(SERVING_AT):
+            assert process.poll() is None, "it ended by itself"
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, err
+    assert is_empty(sockets)
 
 
 def test_a_second_signal_ends_at_once(folder: Path, sockets: Path) -> None:

@@ -96,14 +96,13 @@ class Server:
         if self._stops > 1:
             self._hurry.set()
 
-    async def serve(self, *, handle_signals: bool = True) -> int:
+    async def serve(self) -> int:
         """Serve until `stop`; returns an exit code: 0 after an orderly stop, 130 when it was hurried."""
-        with _signals(self) if handle_signals else contextlib.nullcontext():
-            http = asyncio.ensure_future(self._uvicorn.serve(sockets=[self._listener]))
-            stopping = asyncio.ensure_future(self._stop.wait())
-            await asyncio.wait({http, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            await self._end(http)
+        http = asyncio.ensure_future(self._uvicorn.serve(sockets=[self._listener]))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({http, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await self._end(http)
         return 130 if self._stops > 1 else 0
 
     async def _end(self, http: asyncio.Future[None]) -> None:
@@ -120,14 +119,35 @@ class Server:
         await http
 
 
+class Start:
+    """What a stop signal ends: the task that starts a server, and once that is there, the server in its own way."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "only a task can be cancelled"
+        self._task = task
+        self.server: Server | None = None
+
+    def stop(self) -> None:
+        """Stop what there is. For signal handlers on the event loop."""
+        if self.server is None:
+            self._task.cancel()
+        else:
+            self.server.stop()
+
+
 @contextlib.contextmanager
-def _signals(server: Server) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
+def stopped_by_signals() -> Iterator[Start]:
+    """While this lasts, SIGINT and SIGTERM stop what the running task starts.
+
+    From the first moment to the last: between two handlers a signal would kill a server that has said that it serves.
+    """
+    start, loop = Start(), asyncio.get_running_loop()
     handled = (signal.SIGINT, signal.SIGTERM)
     for each in handled:
-        loop.add_signal_handler(each, server.stop)
+        loop.add_signal_handler(each, start.stop)
     try:
-        yield
+        yield start
     finally:
         for each in handled:
             loop.remove_signal_handler(each)

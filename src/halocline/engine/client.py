@@ -21,7 +21,15 @@ import msgspec
 import zmq
 
 from halocline.engine.health import Sight
-from halocline.engine.launch import COMMANDS_KEPT, Launched, how_it_ended, launch, start_error, wait_for_exit
+from halocline.engine.launch import (
+    COMMANDS_KEPT,
+    EngineProcess,
+    Launched,
+    how_it_ended,
+    launch,
+    start_error,
+    wait_for_exit,
+)
 from halocline.engine.messages import (
     AcceptedReport,
     AdmittedReport,
@@ -85,7 +93,7 @@ class EngineClient:
         self._bye: asyncio.Future[Bye] = self._loop.create_future()
         self._heard_at = self._loop.time()
         self._tasks = {self._loop.create_task(self._pump(link))}
-        self._loop.add_reader(link.beacon, self._beacon_closed, link)
+        self._loop.add_reader(link.engine.beacon, self._beacon_closed, link)
         self.dead_reason: str | None = None
         self.snapshot = Snapshot()
         """The engine's latest figures."""
@@ -93,13 +101,18 @@ class EngineClient:
 
     @classmethod
     async def start(
-        cls, spec: Spec, on_progress: OnProgress | None = None, *, unread_tokens: int = UNREAD_TOKENS
+        cls,
+        spec: Spec,
+        on_progress: OnProgress | None = None,
+        *,
+        unread_tokens: int = UNREAD_TOKENS,
+        engine: EngineProcess | None = None,
     ) -> EngineClient:
-        """Start an engine process and wait until it is ready.
+        """Start an engine process, or take `engine`, which was begun before, and wait until it is ready.
 
         Raises ConfigError, ModelError or EngineDeadError with the engine's own words when it cannot start.
         """
-        client = cls(launch(spec), on_progress, unread_tokens)
+        client = cls(launch(spec, engine), on_progress, unread_tokens)
         try:
             await asyncio.shield(client._hello)
         except BaseException:
@@ -120,7 +133,7 @@ class EngineClient:
     @property
     def pid(self) -> int | None:
         """Process id of the engine; None after `close`."""
-        return None if self._link is None else self._link.process.pid
+        return None if self._link is None else self._link.engine.process.pid
 
     @property
     def sequences(self) -> int:
@@ -189,7 +202,7 @@ class EngineClient:
     def kill(self) -> None:
         """End the engine process at once."""
         if self._link is not None:
-            self._link.process.kill()
+            self._link.engine.process.kill()
 
     async def close(self, goodbye_seconds: float = GOODBYE_SECONDS) -> tuple[str, ...]:
         """End the engine and free everything, once; returns the violations that its last recount found."""
@@ -202,12 +215,12 @@ class EngineClient:
             if self.dead_reason is None and goodbye_seconds > 0:
                 link.commands.send(encode(Shutdown()))
                 await asyncio.wait([self._bye], timeout=goodbye_seconds)
-                await wait_for_exit(link.process, goodbye_seconds)
-                if link.process.poll() is None:
+                await wait_for_exit(link.engine.process, goodbye_seconds)
+                if link.engine.process.poll() is None:
                     logger.error("event=engine_killed waited_seconds=%g", goodbye_seconds)
         finally:
             # Also when whoever closes is cancelled meanwhile: the process must not stay.
-            self._loop.remove_reader(link.beacon)
+            self._loop.remove_reader(link.engine.beacon)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -297,16 +310,16 @@ class EngineClient:
     # --- death
 
     def _beacon_closed(self, link: Launched) -> None:
-        self._loop.remove_reader(link.beacon)
+        self._loop.remove_reader(link.engine.beacon)
         self._tasks.add(self._loop.create_task(self._mourn(link)))
 
     async def _mourn(self, link: Launched) -> None:
         """Hear the last words, learn how the process ended, and tell everybody who waits."""
         await asyncio.wait([self._bye], timeout=DEATHBED_MS / 1000)
-        await wait_for_exit(link.process, 2.0)
-        self._die(f"the engine process has ended: {how_it_ended(link.process.returncode)}")
+        await wait_for_exit(link.engine.process, 2.0)
+        self._die(f"the engine process has ended: {how_it_ended(link.engine.process.returncode)}")
         # Its sockets are of no use to anybody; the folder goes now and not only when the front end ends.
-        link.folder.close()
+        link.engine.folder.close()
 
     def _die(self, reason: str) -> None:
         if self.dead_reason is None:

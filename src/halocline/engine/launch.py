@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -25,52 +26,82 @@ REPORTS_KEPT = 1000
 
 
 @dataclass
-class Launched:
-    """One engine process with its sockets, pipes and folder."""
+class EngineProcess:
+    """One engine process with its folder and pipes. It imports, and waits to be told what to build."""
 
     folder: Folder
     process: subprocess.Popen[bytes]
     lifeline: int
     beacon: int
+    is_closed: bool = False
+
+    def tell(self, spec: Spec) -> None:
+        """Say what to build. An engine that has ended hears nothing; its beacon says so."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.lifeline, msgspec.json.encode(spec) + b"\n")
+
+    def close(self) -> None:
+        """Free everything; the process has ended or is killed now. A second call does nothing."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for descriptor in (self.lifeline, self.beacon):
+            os.close(descriptor)
+        self.folder.close()
+
+
+@dataclass
+class Launched:
+    """An engine process that was told what to build, with the sockets to it."""
+
+    engine: EngineProcess
     context: zmq.asyncio.Context
     commands: zmq.Socket[bytes]
     reports: zmq.asyncio.Socket
 
     def close(self) -> None:
         """Free everything; the process has ended or is killed now."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        for descriptor in (self.lifeline, self.beacon):
-            os.close(descriptor)
         self.commands.close(linger=0)
         self.reports.close(linger=0)
         self.context.term()
-        self.folder.close()
+        self.engine.close()
 
 
-def launch(spec: Spec) -> Launched:
-    """Start an engine process and hand it its spec; it says Hello or StartFailed when it is ready."""
-    folder = Folder.create()
+def begin(ahead: Sequence[str] = ()) -> EngineProcess:
+    """Start an engine process before it is known what it will build; meanwhile it imports the modules `ahead`."""
+    with contextlib.ExitStack() as undo:
+        folder = Folder.create()
+        undo.callback(folder.close)
+        with pipe_pair() as (child_reads, lifeline, beacon, child_writes):
+            undo.callback(os.close, lifeline)
+            undo.callback(os.close, beacon)
+            arguments = [str(folder.path), str(child_reads), str(child_writes), str(os.getpid()), *ahead]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "halocline.engine.process", *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(child_reads, child_writes),
+                # A terminal's Ctrl-C goes to the whole group; the front end decides when the engine ends.
+                start_new_session=True,
+            )
+        undo.pop_all()
+    return EngineProcess(folder, process, lifeline, beacon)
+
+
+def launch(spec: Spec, engine: EngineProcess | None = None) -> Launched:
+    """Tell an engine process, begun before or now, what to build; it says Hello or StartFailed when it is ready."""
+    engine = begin() if engine is None else engine
     context = zmq.asyncio.Context()
     reports = context.socket(zmq.PULL)
     reports.set_hwm(REPORTS_KEPT)
-    reports.bind(folder.reports)
+    reports.bind(engine.folder.reports)
     commands: zmq.Socket[bytes] = zmq.Socket(zmq.Context(context), zmq.PUSH)
     commands.set_hwm(COMMANDS_KEPT)
-    commands.connect(folder.commands)
-    with pipe_pair() as (child_reads, lifeline, beacon, child_writes):
-        arguments = [str(folder.path), str(child_reads), str(child_writes), str(os.getpid())]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "halocline.engine.process", *arguments],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(child_reads, child_writes),
-            # A terminal's Ctrl-C goes to the whole group; the front end decides when the engine ends.
-            start_new_session=True,
-        )
-    with contextlib.suppress(BrokenPipeError):
-        os.write(lifeline, msgspec.json.encode(spec) + b"\n")
-    return Launched(folder, process, lifeline, beacon, context, commands, reports)
+    commands.connect(engine.folder.commands)
+    engine.tell(spec)
+    return Launched(engine, context, commands, reports)
 
 
 async def wait_for_exit(process: subprocess.Popen[bytes], seconds: float) -> None:

@@ -1,8 +1,11 @@
-"""The engine's own process: `python -m halocline.engine.process FOLDER LIFELINE BEACON PARENT`.
+"""The engine's own process: `python -m halocline.engine.process FOLDER LIFELINE BEACON PARENT [MODULE ...]`.
 
-It is started by `engine.client` and by nobody else. It reads its `Spec` from the lifeline pipe, builds scheduler and
+It is started by `engine.launch` and by nobody else. It reads its `Spec` from the lifeline pipe, builds scheduler and
 backend, says Hello, and turns the core until it is told to stop or its parent ends. The beacon pipe is written by
 nobody: its closing tells the front end that this process is gone.
+
+Where it is begun before its spec is known, it imports the modules named meanwhile: PyTorch and transformers take
+seconds, in which the front end finds and checks the model.
 
 SIGINT and SIGTERM are ignored: a terminal or a service manager sends them to every process of a group, and the front
 end must be able to drain first. It ends the engine itself, and the engine ends by itself when the front end dies.
@@ -10,14 +13,16 @@ end must be able to drain first. It ends the engine itself, and the engine ends 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import logging
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +123,19 @@ def main(arguments: list[str]) -> int:
     for descriptor in (lifeline, beacon):
         os.set_inheritable(descriptor, False)
     folder = Folder(path)
-    spec = msgspec.json.decode(read_line(lifeline), type=Spec)
+    importing = import_ahead(arguments[4:])
+    line = read_line(lifeline, parent)
+    if not line:
+        folder.close()
+        return 0  # whoever began this process found that there is nothing to build, or is gone
+    spec = msgspec.json.decode(line, type=Spec)
     watch_parent(lifeline, parent, folder.close)
     logging.basicConfig(
         level=spec.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     link = EngineLink(folder)
     try:
+        importing.join()  # two threads that import transformers at once find half of it
         parts = _build(spec, link, folder)
         if parts is None:
             return 1
@@ -142,6 +153,19 @@ def main(arguments: list[str]) -> int:
     finally:
         link.close()
     return 0
+
+
+def import_ahead(modules: Sequence[str]) -> threading.Thread:
+    """Import `modules` in a thread of its own. What fails there fails again, and is told, where it is needed."""
+
+    def run() -> None:
+        for module in modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
+
+    thread = threading.Thread(target=run, name="halocline-import", daemon=True)
+    thread.start()
+    return thread
 
 
 def settle_memory() -> None:

@@ -90,13 +90,17 @@ def _remove_if_abandoned(path: Path) -> bool:
         os.close(lock)
 
 
-def read_line(descriptor: int) -> bytes:
-    """Read one line from a pipe, byte budget unlimited, without taking anything after it."""
+def read_line(descriptor: int, parent: int) -> bytes:
+    """Read one line from a pipe, byte budget unlimited; nothing when the writer or the `parent` ends before its end."""
     parts: list[bytes] = []
     while not parts or not parts[-1].endswith(b"\n"):
+        if not select([descriptor], [], [], PARENT_POLL_SECONDS)[0]:
+            if os.getppid() == parent:
+                continue
+            return b""
         part = os.read(descriptor, 65536)
         if not part:
-            break
+            return b""
         parts.append(part)
     return b"".join(parts)
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 
 from halocline.engine.client import EngineClient
 from halocline.engine.health import judge
+from halocline.engine.launch import begin
 from halocline.engine.messages import Spec
 from halocline.engine.process import settle_memory
 from halocline.engine.stream import TokenStream
@@ -45,6 +46,14 @@ async def engine(*, unread_tokens: int = 4096, **settings: Any) -> AsyncIterator
         yield client
     finally:
         assert await client.close() == (), "the last recount found something"
+
+
+@contextlib.contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield
 
 
 async def tokens_of(stream: TokenStream) -> list[int | None]:
@@ -98,6 +107,31 @@ async def test_an_engine_that_cannot_start_says_why(
 async def test_a_builder_that_does_not_exist_is_named() -> None:
     with pytest.raises(EngineDeadError, match="nosuchmodule"):
         await EngineClient.start(Spec(builder="nosuchmodule:build", log_level="critical"))
+
+
+async def test_an_engine_imports_ahead_and_then_builds_what_it_is_told(own_temporary_folder: Path) -> None:
+    marker = own_temporary_folder / "imported"
+    (own_temporary_folder / "ahead_of_time.py").write_text(f"import pathlib; pathlib.Path({str(marker)!r}).touch()")
+    # Named after one that does not exist: what cannot be imported ahead is left to whoever needs it.
+    with environment(PYTHONPATH=str(own_temporary_folder)):
+        begun = begin(("nosuchmodule", "ahead_of_time"))
+    await until(marker.exists, "the module to be imported")
+    assert begun.process.poll() is None, "it waits to be told"
+    client = await EngineClient.start(fake_spec(reply="ok"), engine=begun)
+    assert client.pid == begun.process.pid
+    assert await tokens_of(await client.submit(PROMPT, SamplingParams())) == [*ids_of("ok"), EOS]
+    assert await client.close() == ()
+    begun.close()
+    assert begun.process.returncode == 0, "it was told to end, and not killed"
+
+
+def test_an_engine_that_is_told_nothing_ends_and_leaves_nothing(own_temporary_folder: Path) -> None:
+    begun = begin()
+    assert len(list(own_temporary_folder.iterdir())) == 1
+    begun.close()
+    begun.close()
+    assert begun.process.returncode == -signal.SIGKILL
+    assert list(own_temporary_folder.iterdir()) == []
 
 
 async def test_many_sequences_run_side_by_side() -> None:
@@ -235,6 +269,13 @@ async def test_figures_that_cannot_be_told_end_nobodys_request() -> None:
         assert await tokens_of(await client.submit(PROMPT, SamplingParams())) == [*ids_of("still here"), EOS]
 
 
+WAITS = """
+import sys, tempfile, time
+tempfile.tempdir = sys.argv[1]
+from halocline.engine.launch import begin
+print(begin().process.pid, flush=True)
+time.sleep(3600)
+"""
 PARENT = """
 import asyncio, sys, tempfile
 tempfile.tempdir = sys.argv[1]
@@ -252,11 +293,16 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.parametrize("program", [PARENT, WAITS], ids=["serves", "waits"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_when_the_front_end_dies_the_engine_ends_and_nothing_is_left(how: int, own_temporary_folder: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    arguments = [sys.executable, "-c", PARENT, str(own_temporary_folder)]
-    with subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+def test_when_the_front_end_dies_the_engine_ends_and_nothing_is_left(
+    how: int, program: str, own_temporary_folder: Path
+) -> None:
+    arguments = [sys.executable, "-c", program, str(own_temporary_folder)]
+    with (
+        environment(PYTHONPATH=str(Path(__file__).parents[2])),
+        subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as parent,
+    ):
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert psutil.pid_exists(pid)

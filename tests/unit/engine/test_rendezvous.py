@@ -76,7 +76,23 @@ def test_a_line_longer_than_a_pipe_is_read_whole() -> None:
     reads, writes = os.pipe()
     program = f"import os; os.write({writes}, b'x' * 300_000 + b'\\n')"
     with subprocess.Popen([sys.executable, "-c", program], pass_fds=(writes,)) as writer:
-        assert read_line(reads) == b"x" * 300_000 + b"\n"
+        assert read_line(reads, os.getppid()) == b"x" * 300_000 + b"\n"
         assert writer.wait() == 0
+    os.close(writes)
+    assert read_line(reads, os.getppid()) == b"", "nobody is left who could write"
+    os.close(reads)
+
+
+def test_half_a_line_is_none() -> None:
+    reads, writes = os.pipe()
+    os.write(writes, b"half")
+    os.close(writes)
+    assert read_line(reads, os.getppid()) == b""
+    os.close(reads)
+
+
+def test_a_line_is_not_waited_for_when_the_parent_has_gone() -> None:
+    reads, writes = os.pipe()  # as where a fork of the parent still holds the pipe
+    assert read_line(reads, parent=os.getpid()) == b""
     os.close(reads)
     os.close(writes)
