@@ -75,7 +75,8 @@ def migrate() -> str:
         "## What behaves differently\n",
         "* `max_tokens` absent means as many as fit, not 16.",
         "* A request that can never fit is refused at once, with the arithmetic; one that waits has a reason.",
-        "* A request that was retracted computes its tokens again; what was sent never changes.",
+        "* A request that was retracted computes its tokens again, or gets them back from host memory "
+        "(`--host-bytes`) where copying is faster; what was sent never changes.",
         '* Figures are bytes of one arena; there is no "KV cache usage" per kind.',
     ]
     return "\n".join(lines) + "\n"

@@ -58,6 +58,7 @@ FOLDER_SETTING = "own_folder"
 IMPORTED_AHEAD = ("halocline.model.loading", "halocline.model.runner", "halocline.model.host_costs")
 """What `build_engine` imports, of every model: the modules with PyTorch and transformers in them."""
 Progress = Callable[[str, float | None], None]
+_MOST_DOUBLINGS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +199,43 @@ def lay_out(config: Config, model_config: PreTrainedConfig, budget_bytes: int) -
 def lay_out_layers(config: Config, layers: Sequence[LayerKV], model_tokens: int | None, budget_bytes: int) -> Memory:
     """Cut `budget_bytes` for these layers, of a model that was made for `model_tokens` (None: it names no limit).
 
-    The engine and `halocline plan` both lay out memory here. Raises ConfigError as `lay_out`.
+    The engine and `halocline plan` both lay out memory here. Raises ConfigError as `lay_out`; where more bytes would
+    do, the last problem says how many.
     """
+    try:
+        return _lay_out(config, layers, model_tokens, budget_bytes)
+    except ConfigError as error:
+        enough = _enough_bytes(config, layers, model_tokens, budget_bytes)
+        if enough is None:
+            raise
+        hint = f"this model starts with kv_bytes {enough} ({format_bytes(enough)}) under these settings"
+        raise ConfigError([*error.problems, hint]) from None
+
+
+def _enough_bytes(config: Config, layers: Sequence[LayerKV], model_tokens: int | None, budget_bytes: int) -> int | None:
+    """Return bytes with which the model starts, at most an eighth more than the fewest; None if size is no remedy."""
+
+    def starts(size: int) -> bool:
+        try:
+            _lay_out(config, layers, model_tokens, size)
+        except ConfigError:
+            return False
+        return True
+
+    size = max(1, budget_bytes)
+    for _ in range(_MOST_DOUBLINGS):
+        low, size = size, 2 * size
+        if starts(size):
+            break
+    else:
+        return None
+    while size - low > low // 8:
+        middle = (low + size) // 2
+        low, size = (low, middle) if starts(middle) else (middle, size)
+    return size
+
+
+def _lay_out(config: Config, layers: Sequence[LayerKV], model_tokens: int | None, budget_bytes: int) -> Memory:
     layout = solve_layout(layers, budget_bytes, config.page_tokens_rule)
     if config.host_budget_bytes:
         host_layout(layout, config.host_budget_bytes)  # refused here, before the weights are read

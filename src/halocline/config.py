@@ -80,7 +80,11 @@ class Config:
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     threads: int | None = setting(None, "CPU threads (default: one per core)")
     attention: str = setting("auto", "attention backend: auto, cpu, blocked or reference")
-    kv_bytes: str | int = setting("auto", "bytes of the arena: auto, 256MiB, 2GiB or a number of bytes")
+    kv_bytes: str | int = setting(
+        "auto",
+        "bytes of the arena: 256MiB, 2GiB, a number of bytes, or auto: a quarter of free memory, at most 4 GiB, or "
+        "on a device what is left there",
+    )
     kv_dtype: str = setting(
         "auto", "type of K and V in the arena: auto (the weights'), bfloat16, float16, float32, float64"
     )
@@ -356,7 +360,7 @@ def _problems_of_form(name: str, value: Any) -> list[str]:
             raise ValueError("kv_bytes is 0; write auto, 256MiB, 2GiB or a number of bytes")
         elif name == "device" and not _is_device(value):
             raise ValueError(f"device is {value!r}; it must be auto, cpu, cuda or cuda:N")
-        elif name in ("model", "host", "link_host", "link_token") and not value.strip():
+        elif name in ("model", "host", "link_host", "link_token", "api_key") and not value.strip():
             raise ValueError(f"{name} is empty")
     except ValueError as error:
         text = str(error)

@@ -140,12 +140,11 @@ def run_group(config: Config) -> int:
             drain_seconds=config.drain_seconds,
             log_level=config.log_level,
         )
-        is_over = threading.Event()
-        threading.Thread(target=_watch, args=(workers[counts[0] :], is_over), daemon=True).start()
+        watch = _Watch(workers, counts[0])
         try:
             code = asyncio.run(serve_router(settings, listener))
         finally:
-            is_over.set()
+            watch.end()
         failed = [worker.name for worker in workers if worker.process.poll() is not None]
         return 1 if failed else code
 
@@ -182,14 +181,42 @@ def _workers(config: Config, counts: tuple[int, int]) -> Iterator[list[Worker]]:
                 worker.join()
 
 
-def _watch(decoders: Sequence[Worker], is_over: threading.Event) -> None:
-    """Stop serving when nobody is left who could answer; the router by itself would wait for somebody's return."""
-    for worker in decoders:
+class _Watch:
+    """Says which worker has ended, and stops serving when nobody is left who could answer.
+
+    The router by itself would wait for somebody's return; here nobody starts a worker again.
+    """
+
+    def __init__(self, workers: Sequence[Worker], prefills: int) -> None:
+        self._decoders = workers[prefills:]
+        self._lock = threading.Lock()
+        self._is_over = False
+        for worker in workers:
+            threading.Thread(target=self._wait, args=(worker,), daemon=True).start()
+
+    def end(self) -> None:
+        """Take no notice of ends from now on."""
+        with self._lock:
+            self._is_over = True
+
+    def _wait(self, worker: Worker) -> None:
         code = worker.process.wait()
-        if is_over.is_set():
-            return
-        logger.error("event=worker_ended worker=%r code=%s words=%r", worker.name, code, worker.last_words())
-    os.kill(os.getpid(), signal.SIGTERM)
+        with self._lock:
+            if self._is_over:
+                return
+            left = sum(each.process.poll() is None for each in self._decoders)
+            so = "it is not started again, others go on" if left else "nobody is left who could answer: stopping"
+            logger.error(
+                "event=worker_ended worker=%r code=%s decode_workers_left=%d message=%r words=%r",
+                worker.name,
+                code,
+                left,
+                so,
+                worker.last_words(),
+            )
+            if not left:
+                self._is_over = True
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main(arguments: list[str]) -> int:
@@ -198,7 +225,7 @@ def main(arguments: list[str]) -> int:
     os.set_inheritable(lifeline, False)
     # The engine's own process watches this one in the same way.
     watch_parent(lifeline, parent, lambda: None)
-    return run_server(build(read_file(path)))
+    return run_server(build(read_file(path)), outlives_engine=False)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ on an event loop in a thread of its own, so that it also works where a loop runs
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -68,6 +69,7 @@ class AsyncLLM:
         self._front: FrontEnd | None = None
         self._prepared: Prepared | None = None
         self._numbers = count()
+        self._starting = asyncio.Lock()
         self._sequences: dict[str, list[str]] = {}
         """The engine's names of each request's completions, while it runs."""
 
@@ -79,21 +81,26 @@ class AsyncLLM:
 
     async def start(self) -> Self:
         """Find the model and start the engine; raises ConfigError or ModelError with what to do."""
-        if self._front is None:
-            engine = begin_engine()
-            try:
-                self._prepared = await asyncio.to_thread(prepare, self.config)
-                self._front = await open_front(self._prepared, engine)
-            except BaseException:
-                engine.close()
-                raise
+        async with self._starting:
+            if self._front is None:
+                await self._start()
         return self
+
+    async def _start(self) -> None:
+        engine = begin_engine()
+        try:
+            self._prepared = await asyncio.to_thread(prepare, self.config)
+            self._front = await open_front(self._prepared, engine)
+        except BaseException:
+            engine.close()
+            raise
 
     async def close(self) -> None:
         """End the engine process; a second call does nothing."""
-        front, self._front = self._front, None
-        if front is not None:
-            await front.client.close()
+        async with self._starting:
+            front, self._front = self._front, None
+            if front is not None:
+                await front.client.close()
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -203,11 +210,12 @@ class LLM:
 
     def __init__(self, model: str = Config.model, **settings: Any) -> None:
         self._async = AsyncLLM(model, **settings)
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="halocline-llm", daemon=True)
         self._thread.start()
         # Also when the program forgets `close`: the engine must not outlive the object.
-        self._end = weakref.finalize(self, _end, self._async, self._loop, self._thread)
+        self._end = weakref.finalize(self, _end, self._async, self._loop, self._thread, self._pid)
         try:
             self._run(self._async.start())
         except BaseException:
@@ -278,6 +286,10 @@ class LLM:
     ) -> list[RequestOutput]:
         if not self._end.alive:
             raise EngineDeadError("this LLM is closed")
+        if os.getpid() != self._pid:
+            raise EngineDeadError(
+                f"this LLM belongs to process {self._pid}, of which this one is a fork: make another one here"
+            )
         paired = list(zip(streams, one_for_each(params, len(streams)), strict=True))
         with progress_bar(len(paired), shown=shows_progress) as advance:
             return self._run(self._gather(paired, advance))
@@ -331,8 +343,10 @@ def progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-def _end(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+def _end(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int) -> None:
     """Close the engine and end the loop's thread; runs once, also at the interpreter's exit."""
+    if os.getpid() != pid:
+        return  # a fork has neither the thread nor the engine, and would wait for them for ever
     if loop.is_running():
         asyncio.run_coroutine_threadsafe(llm.close(), loop).result()
         loop.call_soon_threadsafe(loop.stop)

@@ -9,7 +9,7 @@ from typing import Any
 
 from halocline.engine.messages import Logprobs, TextDelta
 from halocline.errors import ParameterError
-from halocline.params import SamplingParams, checked_salt
+from halocline.params import SamplingParams, check_characters, checked_salt
 from halocline.schedule.events import FinishReason
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -71,8 +71,12 @@ def read_prompt(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
             return prompt.get("prompt"), read_prompt(list(prompt["prompt_token_ids"]))[1]
         return read_prompt(prompt.get("prompt", ()))
     if isinstance(prompt, str):
+        check_characters("prompt", prompt)
         return prompt, None
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+    are_ids = not isinstance(prompt, (bytes, bytearray)) and all(
+        isinstance(token, int) and not isinstance(token, bool) for token in prompt
+    )
+    if not are_ids:
         raise ParameterError("a prompt must be a text, a list of token ids, or a mapping with one of them", "prompt")
     return None, list(prompt)
 
@@ -90,6 +94,7 @@ def read_message(message: Mapping[str, Any]) -> dict[str, Any]:
             texts = [part.get("text") if _is_text(part) else None for part in content]
             content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
         if isinstance(message.get("role"), str) and isinstance(content, str):
+            check_characters("messages", message["role"] + content)
             return {**message, "content": content}
     raise ParameterError(
         'a message must be a mapping such as {"role": "user", "content": "..."}; content may be a list of text parts',
@@ -105,6 +110,8 @@ def one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, promp
     """Return one SamplingParams for each of `prompts`; raises ParameterError when a list has another length."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * prompts
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise ParameterError(f"sampling_params is {params!r}; give a SamplingParams, or a list with one per prompt")
     if len(params) != prompts:
         raise ParameterError(f"{len(params)} sampling_params for {prompts} prompts; give one, or one for each")
     return list(params)

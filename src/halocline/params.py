@@ -12,6 +12,9 @@ from halocline.errors import ParameterError
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Of one stop string: a text is held back as long as it could become one."""
+MAX_STOP_TOKENS = 1024
 MAX_N = 128
 MAX_SALT_CHARACTERS = 256
 
@@ -36,9 +39,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     """Go on past the end-of-sequence token, to max_tokens."""
     stop: tuple[str, ...] = ()
-    """Strings that end the text; they are not part of it."""
+    """Strings that end the text, of 1 to 1,024 characters; they are not part of it."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the text, beside the model's own end-of-sequence tokens."""
+    """Tokens that end the text, beside the model's own end-of-sequence tokens; at most 1,024."""
     seed: int | None = None
     """Makes the sampling noise a function of (seed, position); None: the engine picks one per request."""
     presence_penalty: float = 0.0
@@ -86,7 +89,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ParameterError(f"stop has {len(stop)} strings; at most {MAX_STOP_STRINGS} are allowed", "stop")
         for text in stop:
             if not isinstance(text, str) or not text:
-                raise ParameterError(f"stop holds {text!r}; every stop must be a string that is not empty", "stop")
+                raise ParameterError(f"stop holds {_shown(text)}; every one must be a string that is not empty", "stop")
+            if len(text) > MAX_STOP_CHARACTERS:
+                raise ParameterError(
+                    f"stop holds a string of {len(text)} characters; at most {MAX_STOP_CHARACTERS} are allowed", "stop"
+                )
+            check_characters("stop", text)
+        if len(tokens) > MAX_STOP_TOKENS:
+            raise ParameterError(
+                f"stop_token_ids has {len(tokens)} tokens; at most {MAX_STOP_TOKENS} are allowed", "stop_token_ids"
+            )
         for token in tokens:
             _check_whole("stop_token_ids", token, 0, 2**31 - 1)
 
@@ -110,9 +122,21 @@ def checked_salt(value: object) -> str:
             f"cache_salt has {len(value)} characters; it must have 1 to {MAX_SALT_CHARACTERS}, or be left out",
             "cache_salt",
         )
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise ParameterError("cache_salt holds half of a surrogate pair, which is no character", "cache_salt")
+    check_characters("cache_salt", value)
     return value
+
+
+def check_characters(name: str, text: str) -> None:
+    """Raise ParameterError for a text that cannot be written down; it is not quoted: it may be a secret."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ParameterError(f"{name} holds half of a surrogate pair, which is no character", name)
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number of thousands of digits"  # Python refuses to write it
 
 
 def _as_tuple(name: str, value: object) -> tuple[object, ...]:
@@ -121,20 +145,20 @@ def _as_tuple(name: str, value: object) -> tuple[object, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, (list, tuple)):
-        raise ParameterError(f"{name} is {value!r}; it must be a list", name)
+        raise ParameterError(f"{name} is {_shown(value)}; it must be a list", name)
     return tuple(value)
 
 
 def _check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise ParameterError(f"{name} is {value!r}; it must be true or false", name)
+        raise ParameterError(f"{name} is {_shown(value)}; it must be true or false", name)
 
 
 def _check_whole(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ParameterError(f"{name} is {value!r}; it must be a whole number from {low} to {high}", name)
+        raise ParameterError(f"{name} is {_shown(value)}; it must be a whole number from {low} to {high}", name)
 
 
 def _check_real(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise ParameterError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}", name)
+        raise ParameterError(f"{name} is {_shown(value)}; it must be a number from {low:g} to {high:g}", name)

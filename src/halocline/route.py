@@ -27,10 +27,11 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 def run_router(settings: RouteSettings) -> int:
     """Route until told to stop; returns the exit code. Raises ConfigError before it serves."""
-    from halocline.api.server import listen
+    from halocline.api.server import allow_connections, listen
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
     logging.getLogger("halocline").setLevel(settings.log_level.upper())
+    allow_connections()
     with listen(settings.host, settings.port) as listener:
         return asyncio.run(serve_router(settings, listener))
 

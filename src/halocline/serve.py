@@ -28,9 +28,10 @@ from queue import Queue
 import yaml
 
 from halocline.api.app import create_app
-from halocline.api.server import LAST_WORDS_SECONDS, Server, listen, stopped_by_signals
+from halocline.api.server import LAST_WORDS_SECONDS, Server, allow_connections, listen, stopped_by_signals
 from halocline.compose import Prepared, begin_engine, open_front, prepare
 from halocline.config import Config
+from halocline.engine.client import EngineClient
 from halocline.engine.front import FrontEnd
 from halocline.engine.launch import EngineProcess
 from halocline.errors import EngineDeadError
@@ -41,21 +42,27 @@ logger = logging.getLogger("halocline.serve")
 
 SERVING_AT = "serving at "
 """The line that says where; programs that start a server wait for it."""
+HURRIED_SECONDS = 1.0
+"""How long an engine has to end by itself once somebody has said twice to stop."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
-def run_server(config: Config) -> int:
-    """Serve until told to stop; returns the exit code. Raises ConfigError or ModelError before it serves."""
+def run_server(config: Config, *, outlives_engine: bool = True) -> int:
+    """Serve until told to stop; returns the exit code. Raises ConfigError or ModelError before it serves.
+
+    A server by itself outlives its engine, to say what became of it; one whose place others can take ends with it.
+    """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
     logging.getLogger("halocline").setLevel(config.log_level.upper())
     config = replace(config, link_token=link_token(config))
+    allow_connections()
     try:
         with listen(config.host, config.port) as listener, sigterm_is_ctrl_c(), closing(begin_engine()) as engine:
             prepared = prepare(config)
             say(f"{prepared.model_name}: {prepared.source.folder}")
             if prepared.memory is not None:
                 say(*memory_lines(config, prepared.memory.facts))
-            return asyncio.run(_serve(prepared, engine, listener))
+            return asyncio.run(_serve(prepared, engine, listener, outlives_engine=outlives_engine))
     except KeyboardInterrupt:
         # Told to stop before there was anything to serve.
         return 0
@@ -68,22 +75,41 @@ def link_token(config: Config) -> str | None:
     return link_token_of(config.link_token)
 
 
-async def _serve(prepared: Prepared, engine: EngineProcess, listener: socket.socket) -> int:
+async def _serve(prepared: Prepared, engine: EngineProcess, listener: socket.socket, *, outlives_engine: bool) -> int:
     with stopped_by_signals() as start:
         try:
             front = await open_front(prepared, engine, lambda text, fraction: say(text))
         except asyncio.CancelledError:
             # Told to stop before there was anything to serve.
             return 0
+        app = create_app(front, api_key=prepared.config.api_key, link_token=prepared.config.link_token)
+        start.server = server = Server(app, front, listener, drain_seconds=prepared.config.drain_seconds)
+        mourning = asyncio.ensure_future(_stop_when_dead(front.client, server, outlives_engine=outlives_engine))
         try:
-            app = create_app(front, api_key=prepared.config.api_key, link_token=prepared.config.link_token)
-            start.server = server = Server(app, front, listener, drain_seconds=prepared.config.drain_seconds)
             _tell(prepared, front, server)
             code = await server.serve()
             was_dead = front.client.dead_reason is not None
         finally:
-            violations = await front.client.close()
+            mourning.cancel()
+            violations = await _close(front.client, engine, server)
     return 1 if violations or was_dead else code
+
+
+async def _stop_when_dead(client: EngineClient, server: Server, *, outlives_engine: bool) -> None:
+    await client.died()
+    if not outlives_engine:
+        server.stop()
+
+
+async def _close(client: EngineClient, engine: EngineProcess, server: Server) -> tuple[str, ...]:
+    """End the engine; one that does not end by itself is killed, and soon if somebody is in a hurry."""
+    closing, hurry = asyncio.ensure_future(client.close()), asyncio.ensure_future(server.hurried())
+    await asyncio.wait({closing, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    hurry.cancel()
+    await asyncio.wait({closing}, timeout=HURRIED_SECONDS)
+    if not closing.done():
+        engine.process.kill()
+    return await closing
 
 
 def _tell(prepared: Prepared, front: FrontEnd, server: Server) -> None:
@@ -100,7 +126,10 @@ def _tell(prepared: Prepared, front: FrontEnd, server: Server) -> None:
 def memory_lines(config: Config, facts: CapacityFacts) -> list[str]:
     """Return what the operator is told of the memory: what it holds, and whether prefixes are kept in it."""
     kept = f"on: equal beginnings are computed once, in granules of {facts.granule_tokens} tokens"
-    return [*facts.lines(), f"prefix cache {kept if config.keeps_prefixes else 'off'}"]
+    most = max((row.requests for row in facts.concurrency), default=0)
+    slots = f"of these at most {config.max_running_requests} run at once (max_running_requests)"
+    lines = [*facts.lines(), *([slots] if most > config.max_running_requests else [])]
+    return [*lines, f"prefix cache {kept if config.keeps_prefixes else 'off'}"]
 
 
 @contextmanager

@@ -94,6 +94,8 @@ def test_all_problems_are_told_at_once() -> None:
         ("audit", "never", "one of idle"),
         ("model", " ", "empty"),
         ("api_key", 5, "text or absent"),
+        ("api_key", "", "empty"),
+        ("api_key", " \n", "empty"),
         ("role", "prefil", "did you mean 'prefill'"),
         ("disagg", "1p", "write 1p1d"),
         ("disagg", "0p1d", "write 1p1d"),

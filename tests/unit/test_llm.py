@@ -281,6 +281,53 @@ def test_a_program_that_is_killed_leaves_no_engine(folder: Path) -> None:
     assert wait_until_gone(int(done.stdout))
 
 
+def test_a_fork_of_a_program_ends_by_itself_and_is_told_to_make_its_own(folder: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "from halocline import LLM\n"
+        "from halocline.errors import EngineDeadError\n"
+        f"llm = LLM({str(folder)!r}, **{SETTINGS!r})\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    try:\n"
+        "        llm.generate('x')\n"
+        "    except EngineDeadError as error:\n"
+        "        print(error, flush=True)\n"
+        "    sys.exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.getpid(), flush=True)\n"
+        "print(len(llm.generate('x', use_tqdm=False)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    told, parent, completed = done.stdout.splitlines()
+    code, pid = parent.split()
+    assert code == "7", "the fork ended as it wanted to"
+    assert f"belongs to process {pid}" in told
+    assert completed == "1", "the engine is the parent's as before"
+
+
+async def test_starting_twice_at_once_is_starting_once(folder: Path) -> None:
+    before = set(engine_processes())
+    llm = AsyncLLM(str(folder), **SETTINGS)
+    await asyncio.gather(llm.start(), llm.start())
+    (engine,) = set(engine_processes()) - before
+    await llm.close()
+    assert wait_until_gone(engine)
+
+
+@pytest.mark.parametrize("prompt", ["\ud800", b"abc", {"prompt": "\udfff"}])
+def test_what_is_no_prompt_raises_before_it_is_tokenized(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(ParameterError, match="prompt"):
+        llm.generate(prompt)
+
+
+def test_parameters_of_another_kind_raise(llm: LLM) -> None:
+    for wrong in ({"max_tokens": 3}, [{"max_tokens": 3}], 3):
+        with pytest.raises(ParameterError, match="give a SamplingParams"):
+            llm.generate("a", wrong)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="messages holds half"):
+        llm.chat([{"role": "user", "content": "\ud800"}])
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def async_llm(folder: Path) -> AsyncIterator[AsyncLLM]:
     """One engine for the tests below, of which the last kills it: starting one takes seconds."""

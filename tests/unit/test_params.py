@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from halocline.errors import ParameterError, RequestError
-from halocline.params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, SamplingParams, checked_salt
+from halocline.params import (
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    SamplingParams,
+    checked_salt,
+)
 
 
 def test_the_defaults_sample_from_the_whole_distribution() -> None:
@@ -23,11 +31,11 @@ def test_the_defaults_sample_from_the_whole_distribution() -> None:
         ("top_p", (0, -1, 1.01)),
         ("top_k", (-2, 0.5)),
         ("min_p", (-0.1, 1.1)),
-        ("max_tokens", (0, -1, 1.0, 2**31)),
+        ("max_tokens", (0, -1, 1.0, 2**31, 10**5000)),
         ("min_tokens", (-1, None)),
         ("ignore_eos", (1, "yes", None)),
-        ("stop", (("",), (1,), ("x",) * (MAX_STOP_STRINGS + 1))),
-        ("stop_token_ids", ((-1,), ("a",))),
+        ("stop", (("",), (1,), ("x",) * (MAX_STOP_STRINGS + 1), "x" * (MAX_STOP_CHARACTERS + 1), "\ud800")),
+        ("stop_token_ids", ((-1,), ("a",), (1,) * (MAX_STOP_TOKENS + 1))),
         ("seed", (2**63, 0.5)),
         ("presence_penalty", (-2.1, 2.1)),
         ("frequency_penalty", (-2.1, 2.1)),
@@ -52,6 +60,7 @@ def test_a_wrong_field_raises_with_its_name(field: str, values: tuple[object, ..
         {"max_tokens": 1, "min_tokens": 1},
         {"logprobs": 0},
         {"stop": "one", "stop_token_ids": [0, 5]},
+        {"stop": ["x" * MAX_STOP_CHARACTERS] * MAX_STOP_STRINGS, "stop_token_ids": [7] * MAX_STOP_TOKENS},
     ],
 )
 def test_the_borders_of_the_ranges_are_allowed(params: dict[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -23,8 +25,9 @@ from halocline.cli.main import main
 from halocline.compose import prepare
 from halocline.config import Config
 from halocline.errors import EngineDeadError
+from halocline.group import Worker
 from halocline.model.builtin import is_installed
-from halocline.serve import SERVING_AT, Started, memory_lines, running_server
+from halocline.serve import SERVING_AT, Started, _close, memory_lines, running_server
 from testing.models import save_tiny
 
 PATIENCE_SECONDS = 60.0
@@ -126,6 +129,14 @@ def test_it_says_when_prefixes_are_not_kept(folder: Path) -> None:
     assert memory_lines(prepared.config, prepared.memory.facts)[-1] == "prefix cache off"
 
 
+def test_it_says_that_fewer_run_than_the_memory_would_hold(folder: Path) -> None:
+    for most, says in ((4, True), (64, False)):
+        prepared = prepare(config(folder, max_running_requests=most), quiet=True)
+        assert prepared.memory is not None
+        lines = memory_lines(prepared.config, prepared.memory.facts)
+        assert (f"of these at most {most} run at once (max_running_requests)" in lines) is says
+
+
 def test_a_killed_engine_is_told_to_clients_and_health(server: Started) -> None:
     stream = Stream(server.url, max_tokens=1000)
     os.kill(engine_of(server), signal.SIGKILL)
@@ -167,6 +178,36 @@ def test_a_signal_at_the_moment_it_says_that_it_serves_is_a_stop_like_any_other(
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, err
     assert is_empty(sockets)
+
+
+def test_a_server_whose_place_others_take_ends_with_its_engine(folder: Path, tmp_path: Path) -> None:
+    """As a worker of a group: its group would never hear that it cannot answer any more."""
+    worker = Worker("decode 0", config(folder), tmp_path)
+    try:
+        worker.url()
+        (engine,) = psutil.Process(worker.process.pid).children()
+        engine.kill()
+        assert worker.process.wait(PATIENCE_SECONDS) == 1
+        assert "SIGKILL" in worker.last_words()
+    finally:
+        worker.process.kill()
+        worker.join()
+
+
+async def test_an_engine_that_hangs_is_killed_for_somebody_in_a_hurry() -> None:
+    killed, hurry = asyncio.Event(), asyncio.Event()
+
+    class Client:
+        async def close(self) -> tuple[str, ...]:
+            await killed.wait()
+            return ("what it had found",)
+
+    engine = SimpleNamespace(process=SimpleNamespace(kill=killed.set))
+    closing = asyncio.ensure_future(_close(Client(), engine, SimpleNamespace(hurried=hurry.wait)))  # type: ignore[arg-type]
+    await asyncio.sleep(0.05)
+    assert not killed.is_set(), "nobody was in a hurry"
+    hurry.set()
+    assert await asyncio.wait_for(closing, PATIENCE_SECONDS) == ("what it had found",)
 
 
 def test_a_second_signal_ends_at_once(folder: Path, sockets: Path) -> None:
@@ -233,7 +274,8 @@ def test_a_port_in_use_is_one_sentence(folder: Path, capsys: pytest.CaptureFixtu
         (("{empty}",), ("config.json", "model folder")),
         (("{recurrent}",), ("recurrent", "not served")),
         (("{mute}", "--kv-bytes", "2MiB"), ("no tokenizer", "tokenizer.json")),
-        (("{tiny}", "--kv-bytes", "8KiB"), ("KiB", "kv_bytes")),
+        (("{tiny}", "--kv-bytes", "8KiB"), ("KiB", "starts with kv_bytes")),
+        (("{tiny}", "--kv-bytes", "64"), ("below one slab per pool", "starts with kv_bytes")),
         (("{tiny}", "--kv-bytes", "2MiB", "--max-model-len", "100000"), ("100000", "1024")),
         (("{tiny}", "--kv-bytes", "2MiB", "--attention", "magic"), ("magic", "reference")),
         (("{tiny}", "--kv-bytes", "2MiB", "--chat-template", "absent.jinja"), ("absent.jinja",)),

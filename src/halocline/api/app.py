@@ -17,7 +17,7 @@ from halocline.api.answer import CLIENT_GONE, Answer
 from halocline.api.body import read_object
 from halocline.api.errors import ApiError, api_error, error_response
 from halocline.api.fields import known_name
-from halocline.api.keys import check_key
+from halocline.api.keys import check_key, key_bytes
 from halocline.api.link_door import LinkDoor
 from halocline.api.ports import Front
 from halocline.api.requests import CompletionOrder, Prompt, read_chat, read_completion
@@ -38,7 +38,7 @@ def create_app(front: Front, *, api_key: str | None = None, link_token: str | No
 
     `link_token`: who shows it may say which worker computes a prompt; None: nobody may.
     """
-    app = FastAPI(title="Halocline", openapi_url=None)
+    app = FastAPI(title="Halocline", openapi_url=None, redirect_slashes=False)
     routes = Routes(front, api_key, LinkDoor(link_token))
     app.add_api_route("/v1/completions", routes.guard(routes.completions), methods=["POST"])
     app.add_api_route("/v1/chat/completions", routes.guard(routes.chat), methods=["POST"])
@@ -57,7 +57,7 @@ class Routes:
     def __init__(self, front: Front, api_key: str | None, door: LinkDoor) -> None:
         self._front = front
         self._door = door
-        self._api_key = None if api_key is None else api_key.encode()
+        self._api_key = key_bytes(api_key)
         self._has_warned = False
 
     def guard(self, endpoint: Endpoint, *, asks_key: bool = True) -> Endpoint:

@@ -175,14 +175,14 @@ def _messages(value: object) -> tuple[dict[str, str], ...]:
 def _message(value: object, where: str) -> dict[str, str]:
     if not isinstance(value, dict):
         raise _wrong(where, value, "an object")
+    role = value.get("role")  # first: a tool's message has fields of its own
+    if not isinstance(role, str) or role not in ROLES:
+        raise ApiError(400, f"{where}.role is {role!r}; it must be one of {', '.join(ROLES)}", param=f"{where}.role")
     for name, content in value.items():
         if name not in MESSAGE_FIELDS:
             raise ApiError(400, f"unknown field '{where}.{name}'", param=f"{where}.{name}", code="unknown_field")
         if name not in ("role", "content", "name") and content not in (None, [], ""):
             raise ApiError(400, f"'{where}.{name}' is not supported", param=f"{where}.{name}", code="unsupported_field")
-    role = value.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise ApiError(400, f"{where}.role is {role!r}; it must be one of {', '.join(ROLES)}", param=f"{where}.role")
     return {"role": ROLES[role], "content": _content(value.get("content"), f"{where}.content")}
 
 

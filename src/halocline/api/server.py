@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -18,13 +19,15 @@ from typing import Any, Protocol
 import uvicorn
 from fastapi import FastAPI
 
+from halocline.api.patience import PatientProtocol
 from halocline.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 5.0
 """How long clients have to read the error that a stop ends their request with."""
-BACKLOG = 2048
+BACKLOG = 128
+"""Connections that wait to be accepted; asyncio also tries to accept so many in a row, and logs each that it cannot."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -32,6 +35,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
+    except UnicodeError as error:  # a label that is empty, too long, or of no known characters
+        raise ConfigError([f"cannot listen on {host!r}: it is no host name ({error})"]) from error
     except OSError as error:
         raise ConfigError([f"cannot listen on {host}:{port}: {error.strerror or error}"]) from error
     try:
@@ -78,6 +83,8 @@ class Server:
             access_log=False,
             server_header=False,
             lifespan="off",
+            http=PatientProtocol,
+            backlog=BACKLOG,
             timeout_graceful_shutdown=int(drain_seconds + LAST_WORDS_SECONDS),
         )
         self._uvicorn = _Uvicorn(config)
@@ -95,6 +102,10 @@ class Server:
         self._stop.set()
         if self._stops > 1:
             self._hurry.set()
+
+    async def hurried(self) -> None:
+        """Wait until it has been told a second time to stop."""
+        await self._hurry.wait()
 
     async def serve(self) -> int:
         """Serve until `stop`; returns an exit code: 0 after an orderly stop, 130 when it was hurried."""
@@ -134,6 +145,13 @@ class Start:
             self._task.cancel()
         else:
             self.server.stop()
+
+
+def allow_connections() -> None:
+    """Use all file descriptors that the system gives this process: the usual first limit, 1,024, is soon reached."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # a system that counts otherwise keeps its own limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @contextlib.contextmanager

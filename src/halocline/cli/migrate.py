@@ -15,6 +15,7 @@ class Foreign:
     remark: str
 
 
+_HOST = "host memory for what retracted requests and the prefix cache keep; bytes, not GiB"
 FOREIGN = (
     Foreign("vLLM", "--gpu-memory-utilization", "--kv-bytes", "bytes of the arena, not a fraction of the device"),
     Foreign("vLLM", "--kv-cache-memory-bytes", "--kv-bytes", "the same meaning"),
@@ -28,7 +29,8 @@ FOREIGN = (
     Foreign("vLLM", "--enable-chunked-prefill", None, "always on"),
     Foreign("vLLM", "--disable-hybrid-kv-cache-manager", "--policy", "static:R is the split to compare with"),
     Foreign("vLLM", "--enforce-eager", None, "nothing is compiled"),
-    Foreign("vLLM", "--swap-space", None, "a retracted request is computed again; there is no host copy yet"),
+    Foreign("vLLM", "--swap-space", "--host-bytes", _HOST),
+    Foreign("vLLM", "--kv-offloading-size", "--host-bytes", _HOST),
     Foreign("vLLM", "--uvicorn-log-level", "--log-level", "one level for everything"),
     Foreign("vLLM", "--disable-log-requests", "--log-level", "prompts are never logged"),
     Foreign("SGLang", "--model-path", "--model", "the same meaning; or the first argument of `serve`"),
@@ -45,6 +47,8 @@ FOREIGN = (
     Foreign("SGLang", "--schedule-conservativeness", "--admission", "expected:QUANTILE or guaranteed"),
     Foreign("SGLang", "--attention-backend", "--attention", "auto, cpu, blocked or reference"),
     Foreign("SGLang", "--random-seed", "--seed", "the same meaning"),
+    Foreign("SGLang", "--enable-hierarchical-cache", "--host-bytes", _HOST),
+    Foreign("SGLang", "--hicache-size", "--host-bytes", _HOST),
     Foreign("SGLang", "--disable-radix-cache", "--prefix-cache", "write --prefix-cache off"),
     Foreign(
         "SGLang", "--enable-prefill-delayer", "--prefill-delay-seconds", "off by default; the watermark is in bytes"

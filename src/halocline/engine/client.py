@@ -95,6 +95,7 @@ class EngineClient:
         self._tasks = {self._loop.create_task(self._pump(link))}
         self._loop.add_reader(link.engine.beacon, self._beacon_closed, link)
         self.dead_reason: str | None = None
+        self._dead = asyncio.Event()
         self.snapshot = Snapshot()
         """The engine's latest figures."""
         self.is_draining = False
@@ -199,6 +200,10 @@ class EngineClient:
             stream.fail(error)
         return len(streams)
 
+    async def died(self) -> None:
+        """Wait until the engine is dead, for whatever reason: `dead_reason` says which."""
+        await self._dead.wait()
+
     def kill(self) -> None:
         """End the engine process at once."""
         if self._link is not None:
@@ -214,10 +219,12 @@ class EngineClient:
         try:
             if self.dead_reason is None and goodbye_seconds > 0:
                 link.commands.send(encode(Shutdown()))
-                await asyncio.wait([self._bye], timeout=goodbye_seconds)
+                # Not for its goodbye: an engine that is killed meanwhile says none. What it said is read meanwhile.
                 await wait_for_exit(link.engine.process, goodbye_seconds)
                 if link.engine.process.poll() is None:
                     logger.error("event=engine_killed waited_seconds=%g", goodbye_seconds)
+                else:
+                    await asyncio.wait([self._bye], timeout=DEATHBED_MS / 1000)
         finally:
             # Also when whoever closes is cancelled meanwhile: the process must not stay.
             self._loop.remove_reader(link.engine.beacon)
@@ -324,6 +331,7 @@ class EngineClient:
     def _die(self, reason: str) -> None:
         if self.dead_reason is None:
             self.dead_reason = reason
+            self._dead.set()
             if self._link is not None and not self._bye.done():
                 logger.error("event=engine_dead reason=%r sequences=%d", reason, len(self._streams))
         error = EngineDeadError(self.dead_reason)

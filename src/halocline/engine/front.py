@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 LONG_TEXT_CHARACTERS = 4096
 """Longer texts are tokenized in a thread, so that other streams go on meanwhile."""
+MARKUP_CHARACTERS = 32
+"""About what a chat template writes around each part of a message."""
 SEED_BITS = 63
 
 
@@ -193,8 +195,13 @@ class FrontEnd:
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Return the tokens of a conversation; raises RequestError when the template refuses it."""
-        characters = sum(len(message["content"]) for message in messages)
-        await self._check_length(characters, "messages")
+        limit = self.facts.max_model_len
+        if len(messages) > limit:
+            message = f"{len(messages)} messages have at least a token each, and max_model_len is {limit}; send fewer"
+            raise TooLargeError(message, "messages", "context_length_exceeded")
+        await self._check_length(sum(len(message["content"]) for message in messages), "messages")
+        # Roles and a template's own words take time to write, too.
+        characters = sum(len(str(text)) + MARKUP_CHARACTERS for message in messages for text in message.values())
         return await self._off_loop(lambda: self._chat.encode(messages), characters)
 
     async def _check_length(self, characters: int, param: str) -> None:

@@ -9,6 +9,7 @@ Text is held back as long as it could be the beginning of a stop string:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopFinder:
@@ -56,7 +57,8 @@ class StopFinder:
         return max(complete, key=len, default=None)
 
 
-def _borders(stop: str) -> list[int]:
+@lru_cache(maxsize=1024)  # one request has up to a thousand sequences with the same stops
+def _borders(stop: str) -> tuple[int, ...]:
     """Return, for each prefix, the length of its longest proper prefix that is also its suffix."""
     borders = [0] * len(stop)
     length = 0
@@ -65,4 +67,4 @@ def _borders(stop: str) -> list[int]:
             length = borders[length - 1]
         length += stop[i] == stop[length]
         borders[i] = length
-    return borders
+    return tuple(borders)

@@ -254,5 +254,5 @@ def _too_small(
     return (
         f"the arena of {budget_bytes} bytes ({format_bytes(max(0, budget_bytes))}) is below one slab per pool: "
         f"{len(shapes)} pools x {slab_bytes} bytes = {len(shapes) * slab_bytes} bytes, where a slab holds the longest "
-        f"page ({pages}); give at least {len(shapes) * slab_bytes} bytes or shorter pages"
+        f"page ({pages}); give more, or shorter pages"
     )

@@ -11,7 +11,6 @@ from typing import Any
 
 from halocline.compose import Memory, lay_out_layers
 from halocline.config import Config
-from halocline.errors import ConfigError
 from halocline.memory.facts import CapacityFacts
 from halocline.memory.layout import ArenaLayout, solve_layout
 from halocline.plan.host import HostPlan, plan_host
@@ -31,13 +30,12 @@ from halocline.sim.room import (
 )
 from halocline.sim.rows import fitting_rows, shown_rows
 from halocline.sim.shapes import Shape
-from halocline.units import GIB, format_bytes
+from halocline.units import GIB
 
 POLICIES = ("shared", "static:0.8", BEST_STATIC, "equal-pages", "full")
 """What is compared where nothing else is asked for."""
 NOMINAL_BYTES = 64 * GIB
 """The arena whose pages are shown where none is given."""
-_MOST_DOUBLINGS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,10 @@ def plan(
             policy_named(name)
     budget_bytes = config.arena_budget_bytes
     shapes_shown = [model.shape] if draft is None else [model.shape, model.shape.with_draft(draft.shape)]
-    memories = [None if budget_bytes is None else _memory(config, shape, budget_bytes) for shape in shapes_shown]
+    memories = [
+        None if budget_bytes is None else lay_out_layers(config, shape.layers, shape.max_model_len, budget_bytes)
+        for shape in shapes_shown
+    ]
     limit, reason = _longest(config, model.shape, memories[0])
     rows = fitting_rows(rows, limit, reason) if rows else shown_rows(limit)
     return Plan(
@@ -176,41 +177,6 @@ def _compromise(
     if len(rows) < 2 or len(layout.pools) < 2 or BEST_STATIC not in policies:
         return None
     return compromise(layout, rows, checkpoints)
-
-
-def _memory(config: Config, shape: Shape, budget_bytes: int) -> Memory:
-    """Return the shape's arena as a server would lay it out. The error for one that is too small says what would do."""
-    try:
-        return lay_out_layers(config, shape.layers, shape.max_model_len, budget_bytes)
-    except ConfigError as error:
-        enough = _enough_bytes(config, shape, budget_bytes)
-        if enough is None:
-            raise
-        hint = f"{shape.name} starts with kv_bytes {enough} ({format_bytes(enough)}) under these settings"
-        raise ConfigError([*error.problems, hint]) from None
-
-
-def _enough_bytes(config: Config, shape: Shape, budget_bytes: int) -> int | None:
-    """Return bytes with which the model starts, at most an eighth more than the fewest; None if size is no remedy."""
-
-    def starts(size: int) -> bool:
-        try:
-            lay_out_layers(config, shape.layers, shape.max_model_len, size)
-        except ConfigError:
-            return False
-        return True
-
-    size = max(1, budget_bytes)
-    for _ in range(_MOST_DOUBLINGS):
-        low, size = size, 2 * size
-        if starts(size):
-            break
-    else:
-        return None
-    while size - low > low // 8:
-        middle = (low + size) // 2
-        low, size = (low, middle) if starts(middle) else (middle, size)
-    return size
 
 
 def _notes(model: Resolved, draft: Resolved | None) -> tuple[str, ...]:

@@ -241,6 +241,10 @@ class Gate:
             if not 0 <= token < self._rules.vocab_size:
                 known = f"the model's are 0 to {self._rules.vocab_size - 1}"
                 return Rejected(name, f"the prompt holds token id {token}; {known}", "prompt")
+        beyond = max(event.params.stop_token_ids, default=0)
+        if beyond >= self._rules.vocab_size:
+            known = f"the model's are 0 to {self._rules.vocab_size - 1}"
+            return Rejected(name, f"stop_token_ids holds token id {beyond}; {known}", "stop_token_ids")
         if type(event.priority) is not int:
             return Rejected(name, f"priority is {event.priority!r}; it must be a whole number", "priority")
         assert packed is not None, f"{name}: token ids below {self._rules.vocab_size} take more than 32 bits"

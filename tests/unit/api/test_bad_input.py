@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 from typing import Any
 
 import httpx
@@ -59,6 +60,8 @@ def refused(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"prompt": "a", "stop": [""]}, "stop", "not empty"),
         ({"prompt": "a", "stop": ["x"] * 17}, "stop", "at most 16"),
         ({"prompt": "a", "stop": {"x": 1}}, "stop", "is an object"),
+        ({"prompt": "a", "stop": ["b", "x" * 1025]}, "stop", "1025 characters; at most 1024"),
+        ({"prompt": "a", "stop_token_ids": list(range(1025))}, "stop_token_ids", "1025 tokens; at most 1024"),
         ({"prompt": "a", "stop_token_ids": "12"}, "stop_token_ids", "array"),
         ({"prompt": "a", "seed": 1.5}, "seed", "whole number"),
         ({"prompt": "a", "logprobs": 21}, "logprobs", "20"),
@@ -96,6 +99,7 @@ def test_a_wrong_field_of_a_completion_is_named(
         ({"messages": ["hi"]}, "messages[0]", "an object"),
         ({"messages": [{"content": "hi"}]}, "messages[0].role", "must be one of"),
         ({"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].role", "must be one of"),
+        ({"messages": [{"tool_call_id": "1", "role": "tool", "content": ""}]}, "messages[0].role", "must be one of"),
         ({"messages": [*HI, {"role": "user"}]}, "messages[1].content", "is null"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "is a number"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "image_url"),
@@ -222,6 +226,38 @@ def test_messages_that_are_too_long_are_refused_under_their_own_name(http: httpx
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
+def test_more_messages_than_tokens_fit_are_refused_before_a_template_writes_them(
+    http: httpx.Client, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.front, "_off_loop", None)
+    error = refused(http.post(CHAT, json={"messages": [{"role": "user", "content": ""}] * 2049}), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert "2049 messages" in error["message"]
+
+
+def test_many_empty_messages_are_written_beside_the_event_loop(server: LiveServer, http: httpx.Client) -> None:
+    """Their texts are short; what a template writes around them is not."""
+    threads: list[str] = []
+    chat = server.front._chat
+
+    class Watched:
+        tokenizer, is_fallback = chat.tokenizer, chat.is_fallback
+
+        def encode(self, messages: Any) -> list[int]:
+            threads.append(threading.current_thread().name)
+            return chat.encode(messages)
+
+    server.front._chat = Watched()
+    try:
+        for count in (1, 500):
+            http.post(CHAT, json={"messages": [{"role": "user", "content": ""}] * count, "max_tokens": 1})
+    finally:
+        server.front._chat = chat
+    one, many = threads
+    assert one == "live-server", "a short one is not worth a thread"
+    assert many != one
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_max_tokens_that_cannot_fit_is_refused_before_a_stream_begins(http: httpx.Client, stream: bool) -> None:
     response = http.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 2048, "stream": stream})
@@ -256,7 +292,13 @@ def test_an_unknown_model_is_not_found(http: httpx.Client, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/nothing", 404), ("GET", COMPLETIONS, 405), ("POST", "/v1/responses", 404), ("DELETE", "/health", 405)],
+    [
+        ("GET", "/nothing", 404),
+        ("POST", f"{COMPLETIONS}/", 404),
+        ("GET", COMPLETIONS, 405),
+        ("POST", "/v1/responses", 404),
+        ("DELETE", "/health", 405),
+    ],
 )
 def test_an_unknown_route_has_the_same_error_shape(http: httpx.Client, method: str, path: str, status: int) -> None:
     error = refused(http.request(method, path), status)
@@ -304,3 +346,9 @@ class TestKey:
             assert http.get("/metrics").status_code == 200
             right = {"authorization": b"Bearer open sesame \xc3\xa9"}
             assert http.get("/v1/models", headers=right).status_code == 200
+
+    def test_blanks_around_a_key_are_no_part_of_it(self) -> None:
+        """No client could send them: they are lost in every header."""
+        with live_server(api_key=" key\n") as server, httpx.Client(base_url=server.url) as http:
+            assert http.get("/v1/models", headers={"authorization": "Bearer key"}).status_code == 200
+            refused(http.get("/v1/models", headers={"authorization": "bearer"}), 401)

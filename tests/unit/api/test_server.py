@@ -19,9 +19,10 @@ import httpx
 import psutil
 import pytest
 
+from halocline.api import patience
 from halocline.api.server import listen
 from halocline.errors import ConfigError
-from testing.server import live_server, wait_until
+from testing.server import LiveServer, live_server, wait_until
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": "a", "ignore_eos": True, "max_tokens": 2000}
@@ -81,6 +82,41 @@ def test_the_death_of_the_engine_reaches_every_client_and_the_server_says_so() -
 def test_a_port_in_use_is_one_sentence() -> None:
     with listen("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match="another program uses the port"):
         listen("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", [".foo", "a" * 64 + ".invalid", "\udcff"])
+def test_a_host_that_is_no_name_is_one_sentence(host: str) -> None:
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        listen(host, 0)
+
+
+BEGINNINGS = {
+    "nothing": b"",
+    "half a head": b"POST /v1/completions HTTP/1.1\r\nHost: a",
+    "half a body": b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n{",
+    "half of the next head": b"GET /health HTTP/1.1\r\nHost: a\r\n\r\nGET /health HT",
+}
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_a_connection_on_which_no_whole_request_comes_is_closed(
+    beginning: str, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "REQUEST_SECONDS", 0.2)
+    with socket.create_connection(server.server.address, timeout=60) as connection:
+        connection.sendall(BEGINNINGS[beginning])
+        while connection.recv(65536):
+            pass
+
+
+def test_a_client_that_has_asked_may_wait_for_its_answer_as_long_as_it_takes(
+    server: LiveServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "REQUEST_SECONDS", 0.05)
+    with live_server(step_seconds=0.02) as slow, httpx.Client(base_url=slow.url) as client:
+        for _ in range(2):  # on one connection
+            answer = client.post(COMPLETIONS, json=ENDLESS | {"max_tokens": 20}).json()
+            assert answer["usage"]["completion_tokens"] == 20
 
 
 def test_a_host_that_is_nowhere_is_one_sentence() -> None:

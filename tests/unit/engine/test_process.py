@@ -251,6 +251,16 @@ async def test_an_engine_that_hangs_in_a_step_is_seen_as_silent() -> None:
     await client.close(goodbye_seconds=0)
 
 
+async def test_closing_waits_no_longer_for_an_engine_that_was_killed_meanwhile() -> None:
+    client = await EngineClient.start(fake_spec())
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGSTOP)
+    closing = asyncio.ensure_future(client.close(goodbye_seconds=3600))
+    await asyncio.sleep(0.05)
+    os.kill(client.pid or client.hello.pid, signal.SIGKILL)
+    assert await asyncio.wait_for(closing, 60) == ()
+
+
 async def test_a_front_end_that_can_no_longer_read_reports_tells_everybody() -> None:
     client = await EngineClient.start(fake_spec(step_seconds=0.01))
     stream = await client.submit(PROMPT, ENDLESS)

@@ -22,6 +22,13 @@ def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
     return end - len(stop), stop
 
 
+def test_sequences_with_the_same_stops_share_their_tables() -> None:
+    """A request has up to a thousand of them, and a table takes a millisecond of everybody's time."""
+    one, other = StopFinder(("ababb", "x")), StopFinder(("x", "ababb"))
+    assert one._borders[0] is other._borders[1]
+    assert one._borders[0] == (0, 0, 1, 2, 0)
+
+
 @st.composite
 def split_texts(draw: st.DrawFn) -> list[str]:
     text = draw(st.text(alphabet="abc", max_size=24))

@@ -116,6 +116,17 @@ def test_zeros_and_ones_are_tokens() -> None:
     assert isinstance(made.tell(Arrive("a", (0, 1, 1, 0), greedy(3), 0))[0], Accepted)
 
 
+def test_a_stop_token_that_the_model_does_not_have_is_refused() -> None:
+    made = world()
+    answer = made.tell(Arrive("a", (1,), greedy(3, stop_token_ids=(96, 97, 5)), 0))[0]
+    assert isinstance(answer, Rejected)
+    assert (answer.param, answer.message) == (
+        "stop_token_ids",
+        "stop_token_ids holds token id 97; the model's are 0 to 96",
+    )
+    assert isinstance(made.tell(Arrive("a", (1,), greedy(3, stop_token_ids=(96,)), 0))[0], Accepted)
+
+
 def test_a_priority_that_is_no_number_is_refused() -> None:
     answer = world().tell(Arrive("a", (1,), greedy(3), 0, "high"))[0]  # type: ignore[arg-type]
     assert isinstance(answer, Rejected)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from halocline.api.body import read_body
 from halocline.api.errors import ApiError, api_error, error_response
-from halocline.api.keys import check_key
+from halocline.api.keys import check_key, key_bytes
 from halocline.api.routing.desk import Desk
 from halocline.api.routing.order import NO_LOAD, Order, load_of
 from halocline.api.routing.relay import CLIENT_GONE, Relay
@@ -34,7 +34,7 @@ Endpoint = Callable[[Request, str], Awaitable[Response]]
 
 def create_router_app(desk: Desk) -> FastAPI:
     """Return the ASGI application that passes requests on to the workers of `desk`."""
-    app = FastAPI(title="Halocline router", openapi_url=None)
+    app = FastAPI(title="Halocline router", openapi_url=None, redirect_slashes=False)
     routes = Routes(desk)
     app.add_api_route("/v1/completions", routes.guard("completions", routes.prompt), methods=["POST"])
     app.add_api_route("/v1/chat/completions", routes.guard("chat", routes.prompt), methods=["POST"])
@@ -51,8 +51,7 @@ class Routes:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        key = desk.settings.api_key
-        self._api_key = None if key is None else key.encode()
+        self._api_key = key_bytes(desk.settings.api_key)
         self._reading = 0
 
     def guard(self, route: str, endpoint: Callable[[Request, str, str], Awaitable[Response]]) -> Callable[..., object]:

@@ -50,6 +50,7 @@ class RouteSettings:
         problems = [*self._problems_of_urls(), *self._problems_of_numbers()]
         if self.log_level not in ("debug", "info", "warning", "error"):
             problems.append(f"log_level is {self.log_level!r}; it must be one of debug, info, warning, error")
+        problems += [f"{name} is empty" for name in ("api_key", "worker_api_key") if _is_blank(getattr(self, name))]
         if problems:
             raise ConfigError(problems)
 
@@ -73,6 +74,10 @@ class RouteSettings:
             for name, (low, high) in _RANGES.items()
             if not low <= getattr(self, name) <= high
         ]
+
+
+def _is_blank(key: str | None) -> bool:
+    return key is not None and not key.strip()
 
 
 def _urls(values: tuple[str, ...]) -> tuple[str, ...]:
