@@ -41,6 +41,10 @@ WORD_ENDS = [" ", "\n", "."]
 MOST_TOKENS = 64
 LONG_PROMPT_EVERY = 6
 """Every sixth prompt is long: that is where sliding layers hold less than full ones."""
+REMARK = """
+Seconds are this machine's, and whatever else it does. Most of these prompts are short, and of short ones a split holds
+about as many. What it loses with long ones stands above, under "requests at once", and over hours of real traffic in
+what `halocline replay` shows."""
 
 
 @dataclass
@@ -65,6 +69,7 @@ def demo(config: Config) -> None:
         ) from error
     runs = [show(config, shows_answers=True), show(replace(config, policy=STATIC), shows_answers=False)]
     typer.echo(table(runs))
+    typer.echo(REMARK)
 
 
 def show(config: Config, *, shows_answers: bool) -> Run:
