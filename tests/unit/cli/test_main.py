@@ -173,3 +173,19 @@ def test_what_other_engines_flags_are_mapped_to_exists(foreign: Any) -> None:
 
 def test_our_own_flags_are_not_taken_for_another_engines() -> None:
     assert [flag for flag in options.flag_names() if explain(flag)] == []
+
+
+def test_ctrl_c_while_the_program_is_imported_is_no_traceback() -> None:
+    program = (
+        "import builtins, sys\n"
+        "from halocline.__main__ import run\n"
+        "whole = builtins.__import__\n"
+        "def interrupted(name, *rest):\n"
+        "    if name == 'halocline.cli.main':\n"
+        "        raise KeyboardInterrupt\n"
+        "    return whole(name, *rest)\n"
+        "builtins.__import__ = interrupted\n"
+        "sys.exit(run())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "")
