@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from halocline.errors import ConfigError
+from halocline.paths import existing_path
 from halocline.sim.fields import MOST_TOKENS
 from halocline.sim.likenesses import AZURE_REQUESTS, MOONCAKE_REQUESTS, azure_like, mooncake_like
 from halocline.sim.readers import read_workload
@@ -59,10 +59,11 @@ def workload_named(text: str) -> Workload:
     if name == "flip":
         return _flip_named(text, rest)
     if name not in GENERATORS:
-        if not Path(text).exists() or Path(text).is_dir():
+        path = existing_path(text)
+        if path is None or path.is_dir():
             known = ", ".join([*GENERATORS, "flip"])
             raise ConfigError([f"{text} is no file and no generator; generators are {known}"])
-        return read_workload(text)
+        return read_workload(path)
     generator = GENERATORS[name]
     values = _values(name, generator, rest)
     full = ",".join(f"{key}={value:.12g}" for key, value in values.items())
