@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from halocline.errors import ConfigError
+from halocline.units import parse_number, parse_whole
 
 MOST_TOKENS = 2**24
 """No prompt or output is longer: the longest published context is 10 million tokens."""
@@ -55,8 +57,9 @@ def tokens_of(value: object, name: str, least: int = 1) -> int:
     """Return a number of tokens, from `least` to MOST_TOKENS. Raises Fault."""
     number = value
     if isinstance(value, str):
-        text = value.strip()
-        number = int(text) if text.removeprefix("-").isdecimal() and len(text) <= 20 else value
+        with suppress(ValueError):  # it is no number then, and told as it was found
+            text = value.strip()
+            number = -parse_whole(text[1:]) if text.startswith("-") else parse_whole(text)
     elif isinstance(value, float) and value.is_integer():
         number = int(value)
     if isinstance(number, bool) or not isinstance(number, int):
@@ -75,7 +78,7 @@ def seconds_of(value: object, name: str, unit: float = 1.0) -> float:
             f"{name} is {quoted(value)}; write seconds as a number, or a date and time (2023-11-16 18:15:46.68)"
         )
     try:
-        seconds = float(value) * unit
+        seconds = (parse_number(value) if isinstance(value, str) else float(value)) * unit
     except OverflowError:
         seconds = math.inf
     except ValueError:

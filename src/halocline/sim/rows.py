@@ -18,7 +18,7 @@ from halocline.sim.generators import GENERATORS, workload_named
 from halocline.sim.room import Row
 from halocline.sim.workload import Workload
 
-_LENGTH = re.compile(r"(\d{1,12})\+(\d{1,12})(?::(\d{1,6}))?")
+_LENGTH = re.compile(r"(\d{1,12})\+(\d{1,12})(?::(\d{1,6}))?", re.ASCII)
 _MOST_TIMES = 10_000
 
 

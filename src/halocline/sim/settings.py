@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 from halocline.config import Admission, parse_admission, parse_page_tokens, setting
 from halocline.errors import ConfigError
-from halocline.units import parse_bytes, parse_seconds
+from halocline.units import parse_bytes, parse_seconds, parse_whole
 
 T = TypeVar("T")
 AUDIT_STEPS = 10_000
-MOST_DIGITS = 18
-"""Of a number of steps that is written."""
+MOST_STEPS = 10**18
+"""No replay has as many."""
 SHORTEST_LIMIT_SECONDS = 1e-6
 """What goodput may be measured against at least."""
 _SECRET = frozenset({"api_key"})
@@ -175,20 +175,27 @@ class ReplaySettings:
 
 def parse_window(text: str) -> tuple[int, int]:
     """Read `FIRST:LAST`; raises ValueError with the accepted form."""
-    first, colon, last = text.partition(":")
-    are_numbers = all(each.isdecimal() and each.isascii() and len(each) <= MOST_DIGITS for each in (first, last))
-    if not colon or not are_numbers or int(first) >= int(last):
+    first, _, last = text.partition(":")
+    try:
+        steps = parse_whole(first), parse_whole(last)
+    except ValueError:
+        steps = (0, 0)
+    if not steps[0] < steps[1] <= MOST_STEPS:
         raise ValueError(f"window is {text!r}; write two steps such as 1000:1200, the first below the last")
-    return int(first), int(last)
+    return steps
 
 
 def parse_audit(text: str) -> int:
     """Read `off`, `every` or a number of steps; raises ValueError with the accepted forms."""
     if text in ("off", "every"):
         return int(text == "every")
-    if not (text.isdecimal() and text.isascii() and len(text) <= MOST_DIGITS) or int(text) == 0:
+    try:
+        steps = parse_whole(text)
+    except ValueError:
+        steps = 0
+    if not 1 <= steps <= MOST_STEPS:
         raise ValueError(f"audit is {text!r}; write a number of steps, every or off")
-    return int(text)
+    return steps
 
 
 def _of_values(settings: ReplaySettings) -> list[str]:

@@ -107,7 +107,7 @@ def test_a_value_that_cannot_work_is_named(changes: dict[str, Any], words: str) 
     assert words in caught.value.problems[0]
 
 
-@pytest.mark.parametrize("text", ["", "5", "5:5", "9:5", "a:b", "1:2:3", "-1:4"])
+@pytest.mark.parametrize("text", ["", "5", "5:5", "9:5", "a:b", "1:2:3", "-1:4", "٣:٤", "1:1_0", "1:" + "9" * 30])
 def test_a_window_is_two_rising_steps(text: str) -> None:
     with pytest.raises(ValueError, match="1000:1200"):
         parse_window(text)
