@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -22,6 +23,8 @@ LATEST_SECONDS = 1e11
 """No time is later. Unix seconds reach this in the year 5138; a larger number is milliseconds or garbage."""
 SHOWN_FAULTS = 10
 QUOTED_CHARACTERS = 60
+_MAY_BE_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""Half of a character beyond the first 65,536, as JSON writes these. Alone it is no text: nothing can encode it."""
 
 
 class Fault(Exception):
@@ -115,6 +118,12 @@ def object_of(text: str) -> dict[str, object]:
     """Return the JSON object of one line. Raises Fault."""
     try:
         value = json.loads(text)
+        if _MAY_BE_HALF.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Fault(
+            f"this has half a character (\\ud800 to \\udfff alone): {quoted(text)}; mend it or leave it out"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise Fault(f"this is no JSON ({error}): {quoted(text)}; write one object per line") from None
     if not isinstance(value, dict):
