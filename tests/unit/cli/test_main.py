@@ -97,6 +97,7 @@ def test_the_prefix_cache_is_turned_off_by_a_word(monkeypatch: pytest.MonkeyPatc
         (("generate", "x", "--temperature", "-1"), "--temperature"),
         (("generate", "x", "--top-p", "3"), "top_p is 3.0"),
         (("bench", "--concurrency", "0"), "--concurrency"),
+        (("bench", "--url", "http://127.0.0.1:99999"), "'http://127.0.0.1:99999' is no server's address"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(

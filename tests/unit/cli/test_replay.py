@@ -202,6 +202,7 @@ def running_in(group: int) -> list[psutil.Process]:
         (("TRACE", *MODEL, "--time-scale", "0"), "time_scale is 0.0"),
         (("TRACE", *MODEL, "--audit", "often"), "audit is 'often'"),
         (("TRACE", *MODEL, "--concurrency", "4"), "give --server URL as well"),
+        (("TRACE", "--server", "http://127.0.0.1:99999"), "'http://127.0.0.1:99999' is no server's address"),
         (("TRACE", "--server", "http://127.0.0.1:9"), "no server answers at http://127.0.0.1:9"),
         (("TRACE", "--server", "http://127.0.0.1:9", "--kv-bytes", "1GiB"), "the server has its own"),
         (("TRACE", "--server", "http://127.0.0.1:9", "--saturated"), "--concurrency N"),
