@@ -226,7 +226,13 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(b"- a\n- b\n", "setting: value"), (b"a: [", "not a YAML file"), (b"\xff\xfe", "not a YAML")]
+    ("content", "words"),
+    [
+        (b"- a\n- b\n", "setting: value"),
+        (b"a: [", "not a YAML file"),
+        (b"\xff\xfe", "not a YAML"),
+        (b"a: " + b"[" * 5000, "not a YAML"),
+    ],
 )
 def test_a_broken_file_is_one_sentence(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "broken.yaml"
