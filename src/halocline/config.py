@@ -16,7 +16,7 @@ from types import UnionType
 from typing import Any, Literal, cast, get_args, get_type_hints
 
 from halocline.errors import ConfigError
-from halocline.units import parse_bytes
+from halocline.units import parse_bytes, parse_number, parse_whole
 
 Admission = tuple[Literal["expected"], float] | tuple[Literal["guaranteed"]]
 """Size of a request's grant: the prompt plus a quantile of the observed output lengths, or everything it may need."""
@@ -238,7 +238,7 @@ def read_file(path: str | Path) -> dict[str, object]:
         loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([f"cannot read the configuration file {path}: {error.strerror}"]) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError([f"{path} is not a YAML file: {' '.join(str(error).split())}"]) from error
     if loaded is None:
         return {}
@@ -306,11 +306,18 @@ def parse_page_tokens(value: str | int | None) -> int | dict[str, int] | None:
     pairs = [pair.split("=", 1) for pair in text.split(",")]
     if any(len(pair) != 2 or not pair[0].strip() for pair in pairs):
         raise ValueError(f"page_tokens is {text!r}; write 16 or full=16,sliding-512=8")
-    return {name.strip(): _page_tokens_of_one_pool(number, text) for name, number in pairs}
+    names = [name.strip() for name, _ in pairs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"page_tokens is {text!r}, which names {twice} twice; give each pool one number")
+    return {name: _page_tokens_of_one_pool(number, text) for name, (_, number) in zip(names, pairs, strict=True)}
 
 
 def _page_tokens_of_one_pool(number: str, text: str) -> int:
-    tokens = int(number) if number.strip().isdecimal() else 0
+    try:
+        tokens = parse_whole(number.strip())
+    except ValueError:
+        tokens = 0
     if not 1 <= tokens <= MAX_PAGE_TOKENS or tokens & (tokens - 1):
         raise ValueError(
             f"page_tokens is {text!r}; each must be a power of two from 1 to {MAX_PAGE_TOKENS}: "
@@ -321,7 +328,7 @@ def _page_tokens_of_one_pool(number: str, text: str) -> int:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        return parse_number(text)
     except ValueError:
         return None
 
@@ -369,8 +376,7 @@ def _problems_of_form(name: str, value: Any) -> list[str]:
 
 
 def _is_device(text: str) -> bool:
-    word, colon, index = text.partition(":")
-    return text in ("auto", "cpu", "cuda") or (word == "cuda" and colon == ":" and index.isdecimal())
+    return text in ("auto", "cpu", "cuda") or re.fullmatch(r"cuda:\d+", text, re.ASCII) is not None
 
 
 def _types_of(name: str) -> tuple[type, ...]:

@@ -1,8 +1,8 @@
 """The only rounding in the program, and the only reading and printing of byte counts.
 
 Everything that turns tokens into pages, pages into slabs or bytes into text goes through here, so that no two
-places can round the same number differently. What users write of bytes and seconds is read here, once per unit and
-within bounds, so that no option takes what another one refuses.
+places can round the same number differently. What users write of numbers, bytes and seconds is read here, once per unit
+and within bounds, so that no option takes what another one refuses.
 """
 
 from __future__ import annotations
@@ -60,6 +60,26 @@ def floor_to(count: int, unit: int) -> int:
 def ceil_to(count: int, unit: int) -> int:
     """Return the smallest multiple of `unit` that is at least `count`."""
     return ceil_div(count, unit) * unit
+
+
+def parse_whole(text: str) -> int:
+    """Read a whole number that is written in digits from 0 to 9 and nothing else; raises ValueError.
+
+    `int` also takes the digits of other scripts, signs, spaces and underscores.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise ValueError(f"cannot read {text!r} as a whole number; write for example 16")
+    return int(text)
+
+
+def parse_number(text: str) -> float:
+    """Read a number such as `"0.8"`, `"-3"` or `"1e-6"`, with spaces around it; raises ValueError.
+
+    `float` also takes the digits of other scripts, underscores, `inf` and `nan`.
+    """
+    if re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", text, re.ASCII | re.IGNORECASE) is None:
+        raise ValueError(f"cannot read {text!r} as a number; write for example 0.8")
+    return float(text)
 
 
 def parse_bytes(text: str | int, least: int = 0) -> int:

@@ -12,7 +12,7 @@ from testing.source import SOURCES, imported_names, module_name, module_of, modu
 # From the top of the list to the bottom. A layer may import itself and what stands above it.
 PURE_CORE = ("memory", "cache", "step", "schedule")
 LIST = ("units", "errors", "params", "config", *PURE_CORE)
-SYSTEM = ("huge_pages",)  # what adapters ask of the operating system alike
+SYSTEM = ("huge_pages", "paths")  # what adapters ask of the operating system alike
 ADAPTERS = ("engine", "disagg", "model", "sim", "api", "web")
 ROOTS = ("compose", "outputs", "llm", "serve", "route", "group", "replay", "plan", "faults")
 OUTERMOST = ("cli", "__main__")

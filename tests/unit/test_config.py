@@ -87,7 +87,12 @@ def test_all_problems_are_told_at_once() -> None:
         ("page_tokens", 24, "power of two"),
         ("page_tokens", 512, "power of two"),
         ("page_tokens", "full=16,sliding", "full=16,sliding-512=8"),
+        ("page_tokens", "full=16, full=8", "names full twice"),
+        ("page_tokens", "٤", "power of two"),
+        ("page_tokens", "full=1_6", "power of two"),
         ("device", "tpu", "cuda:N"),
+        ("device", "cuda:٣", "cuda:N"),
+        ("device", "cuda:1_0", "cuda:N"),
         ("device", "cuda:x", "cuda:N"),
         ("kv_dtype", "bfloat17", "did you mean 'bfloat16'"),
         ("log_level", "chatty", "one of debug"),
@@ -110,7 +115,10 @@ def test_all_problems_are_told_at_once() -> None:
         ("host_bytes", "some", "host_bytes"),
         ("host_bytes", -1, "negative"),
         ("admission", "expected:1.5", "quantile"),
+        ("admission", "expected:.٩", "quantile"),
+        ("admission", "expected:0.9_0", "quantile"),
         ("policy", "static:0", "static:0.8"),
+        ("policy", "static:٣", "static:0.8"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_would_do(name: str, value: object, words: str) -> None:
@@ -220,7 +228,13 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(b"- a\n- b\n", "setting: value"), (b"a: [", "not a YAML file"), (b"\xff\xfe", "not a YAML")]
+    ("content", "words"),
+    [
+        (b"- a\n- b\n", "setting: value"),
+        (b"a: [", "not a YAML file"),
+        (b"\xff\xfe", "not a YAML"),
+        (b"a: " + b"[" * 5000, "not a YAML"),
+    ],
 )
 def test_a_broken_file_is_one_sentence(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "broken.yaml"

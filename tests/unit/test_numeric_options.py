@@ -127,7 +127,7 @@ def test_every_number_of_a_server_and_a_replay_is_tried_here() -> None:
         assert typed <= tried
 
 
-@pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "1e30", "1e-300", "9" * 40, ""])
+@pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "1e30", "1e-300", "9" * 40, "", "٣", "1_0"])
 @pytest.mark.parametrize("name", ["rate", "prompt", "output", "requests", "seed"])
 def test_a_workload_refuses_odd_numbers_by_name(name: str, value: str) -> None:
     told = ""
@@ -143,7 +143,21 @@ def test_a_workload_refuses_odd_numbers_by_name(name: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["-1+5", "0+1", "1+0", "1.5+2", "nan+1", "9" * 12 + "+1", "9" * 40 + "+1", "5+5:0", "5+5:99999", "1e3+1", "+"],
+    [
+        "-1+5",
+        "0+1",
+        "1+0",
+        "1.5+2",
+        "nan+1",
+        "9" * 12 + "+1",
+        "9" * 40 + "+1",
+        "5+5:0",
+        "5+5:99999",
+        "1e3+1",
+        "+",
+        "٣+٤",
+        "1_0+5",
+    ],
 )
 def test_a_plan_refuses_odd_lengths(text: str) -> None:
     config = Config(kv_bytes=64 * GIB)

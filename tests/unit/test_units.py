@@ -14,7 +14,9 @@ from halocline.units import (
     floor_to,
     format_bytes,
     parse_bytes,
+    parse_number,
     parse_seconds,
+    parse_whole,
 )
 
 COUNTS = st.integers(0, 2**70)
@@ -97,6 +99,25 @@ def test_bytes_are_read_exactly_and_rounded_down_once() -> None:
     assert parse_bytes("4.35kb") == 4350, "as a binary fraction it would be 4349.99"
     assert parse_bytes("1.0") == 1
     assert parse_bytes(MOST_BYTES) == parse_bytes(f"{MOST_BYTES}") == 2**60
+
+
+ODD_NUMBERS = ["", " ", "x", "٤", "1_0", "1,5", "nan", "inf", "-inf", "0x10", "1e", ".", "+", "1 0", "½", "²"]
+"""Python's own `int` or `float` take some of these."""
+
+
+@pytest.mark.parametrize("text", [*ODD_NUMBERS, "1.0", "-1", "+1", " 1", "1\n", "9" * 41])
+def test_a_whole_number_is_digits_alone(text: str) -> None:
+    assert [parse_whole(each) for each in ("0", "016", "9" * 40)] == [0, 16, int("9" * 40)]
+    with pytest.raises(ValueError, match="as a whole number; write for example 16"):
+        parse_whole(text)
+
+
+@pytest.mark.parametrize("text", ODD_NUMBERS)
+def test_a_number_is_written_as_anywhere(text: str) -> None:
+    numbers = {"0.8": 0.8, " -3 ": -3.0, "1e-6": 1e-6, ".5": 0.5, "2.": 2.0, "+1E3": 1000.0}
+    assert {each: parse_number(each) for each in numbers} == numbers
+    with pytest.raises(ValueError, match=r"as a number; write for example 0\.8"):
+        parse_number(text)
 
 
 def test_bounds_of_bytes_and_seconds_are_told_with_the_number() -> None:

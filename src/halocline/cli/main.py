@@ -5,8 +5,11 @@ Exit codes: 0 done, 1 the work failed while it ran, 2 it could not start (settin
 
 from __future__ import annotations
 
+import io
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import typer
 
@@ -49,10 +52,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if foreign:
         return _fail(*foreign)
     try:
-        code = app(arguments, standalone_mode=False)
+        with _told_stdout():
+            code = app(arguments, standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
         return _code_of(error)
     return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _told_stdout() -> Iterator[None]:
+    """Let the block print whatever it likes, and tell as FailedError that standard output does not take it."""
+    if sys.stdout is None:  # closed by whoever started this, who wants none of it
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # As standard error does: a path may be no text at all, and a terminal may lack a letter.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        yield
+        sys.stdout.flush()  # what fails at the interpreter's end is a traceback
+    except OSError as error:
+        fault = _fault_of_stdout()
+        if fault is None:
+            raise
+        if isinstance(fault, BrokenPipeError):
+            raise SystemExit(1) from error  # without a word, as click and rich end where they notice it
+        raise FailedError(f"cannot write to standard output: {fault.strerror or fault}") from error
+
+
+def _fault_of_stdout() -> OSError | None:
+    """Return why standard output takes nothing more, None where it does: no OSError says which file it is of."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError as fault:
+        # What is left in its buffer would fail once more at the interpreter's end.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return fault
+    return None
 
 
 def _code_of(error: BaseException) -> int:

@@ -31,6 +31,9 @@ def replay(settings: root.ReplaySettings) -> None:
     prepared = root.prepare(settings)
     with progress(prepared.names, len(prepared.workload.jobs)) as on_progress:
         record = root.run(prepared, on_progress)
+    # Before anything is printed: whoever reads the tables may be gone, and an hour of work is not to go with them.
+    for path in root.write(settings, record):
+        typer.echo(f"written: {path}", err=True)
     # Whoever pipes the figures into a program still sees the table.
     console = Console(stderr=settings.json == "-", highlight=False)
     width = console.width if console.is_terminal else None
@@ -38,8 +41,6 @@ def replay(settings: root.ReplaySettings) -> None:
         console.print(table, width=None if width else WIDEST, crop=False)
     for words, times in errors(record):
         console.print(f"{times} times: {words}", markup=False, soft_wrap=True)
-    for path in root.write(settings, record):
-        typer.echo(f"written: {path}", err=True)
     if settings.json == "-":
         sys.stdout.write(root.as_json(record))
 

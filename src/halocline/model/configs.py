@@ -26,6 +26,8 @@ def load_config(source: ModelSource) -> PreTrainedConfig:
     """Return the model's config. Raises ModelError when its architecture cannot be served."""
     raw = read_config(source.folder)
     model_type = raw.get("model_type")
+    if not isinstance(model_type, str | None):
+        raise ModelError(f"the config of {source.name!r} has model_type {model_type!r:.60}; it must be a name")
     if model_type not in CONFIG_MAPPING and "auto_map" in raw and not source.trust_remote_code:
         raise ModelError(
             f"{source.name!r} brings Python code of its own ({model_type!r} is not in transformers); "

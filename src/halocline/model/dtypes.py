@@ -41,7 +41,8 @@ def choose_dtype(name: str, config: PreTrainedConfig, device: torch.device) -> t
     if name != "auto":
         return _named(name)
     own = text_config(config).dtype or config.dtype or torch.float32
-    own = _named(own) if isinstance(own, str) else own
+    if own not in DTYPES.values():
+        own = _named(own)
     if device.type == "cpu" and own.itemsize == 2 and not _cpu_computes(own):
         return torch.float32
     return own
@@ -52,10 +53,11 @@ def choose_kv_dtype(name: str, weights: torch.dtype) -> torch.dtype:
     return weights if name == "auto" else _named(name)
 
 
-def _named(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise ModelError(f"dtype is {name!r}; it must be auto or one of {', '.join(DTYPES)}")
-    return DTYPES[name]
+def _named(name: object) -> torch.dtype:
+    dtype = DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None:
+        raise ModelError(f"dtype is {name!r:.60}; it must be auto or one of {', '.join(DTYPES)}")
+    return dtype
 
 
 def _cpu_computes(dtype: torch.dtype) -> bool:

@@ -71,7 +71,7 @@ def check_safetensors(path: Path) -> None:
         try:
             header = json.loads(file.read(header_bytes))
             ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             raise ModelError(f"the header of {str(path)!r} is damaged; fetch the file again") from None
     promised = 8 + header_bytes + max(ends, default=0)
     if promised != size:
@@ -100,7 +100,8 @@ def _indexed_files(folder: Path) -> list[Path]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        json.dumps(content, ensure_ascii=False).encode()  # \ud800 alone is no text: no message could be printed
+    except (ValueError, OSError, RecursionError) as error:
         raise ModelError(f"cannot read {str(path)!r} as JSON: {error}") from None
     if not isinstance(content, dict):
         raise ModelError(f"{str(path)!r} holds a {type(content).__name__}, not an object")

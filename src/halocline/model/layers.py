@@ -23,6 +23,8 @@ _SHARES_KV = "dummy"
 """A layer that owns no KV: it attends to an earlier layer's (gemma3n, gemma4), or has no attention."""
 _TWICE_THE_HEADS = {"mimo_v2_flash"}
 """Types whose config names the KV heads of full layers only: the model's code doubles them in windowed layers."""
+_LIES = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError)
+"""What comes of a config whose values are of another type or size than its class means: transformers checks few."""
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 
 
@@ -35,10 +37,10 @@ def kv_layers(config: PreTrainedConfig, dtype_bytes: int) -> tuple[LayerKV, ...]
     text = text_config(config)
     try:
         return _kv_layers(text, dtype_bytes)
-    except AttributeError as error:
+    except _LIES as error:
         raise ModelError(
             f"model type {text.model_type!r} does not describe its attention as others do: {error}"
-        ) from None
+        ) from error
 
 
 def _kv_layers(text: PreTrainedConfig, dtype_bytes: int) -> tuple[LayerKV, ...]:
@@ -58,13 +60,23 @@ def _kv_layers(text: PreTrainedConfig, dtype_bytes: int) -> tuple[LayerKV, ...]:
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the part of `config` that describes the language model (the whole, unless it is multimodal)."""
-    return config.get_text_config(decoder=True)
+    """Return the part of `config` that describes the language model (the whole, unless it is multimodal).
+
+    Raises ModelError where the config has something else in its place.
+    """
+    text = config.get_text_config(decoder=True)
+    if not isinstance(text, PreTrainedConfig):
+        raise ModelError(
+            f"model type {config.model_type!r} has a text_config that is none: {text!r:.60}; leave it out, or give the "
+            f"configuration of the language model"
+        )
+    return text
 
 
 def own_limit(config: PreTrainedConfig) -> int | None:
     """Return the longest sequence that the model was made for, in tokens; None: not every config names it."""
-    return getattr(text_config(config), "max_position_embeddings", None)
+    limit = getattr(text_config(config), "max_position_embeddings", None)
+    return None if limit is None else _count("max_position_embeddings", limit)
 
 
 def _refuse_unknown(config: PreTrainedConfig, types: list[str]) -> None:
@@ -78,23 +90,30 @@ def _refuse_unknown(config: PreTrainedConfig, types: list[str]) -> None:
         )
 
 
-def _retention(kind: str, window_tokens: int | None) -> Positional:
+def _retention(kind: str, window_tokens: object) -> Positional:
     # For chunked layers transformers passes the chunk size under the same key.
     if kind == "full_attention":
         return Full()
-    if window_tokens is None or window_tokens < 1:
-        raise ModelError(f"the config names {kind} layers but their size in tokens is {window_tokens}")
+    window_tokens = _count(f"the size in tokens of {kind} layers", window_tokens)
     return Sliding(window_tokens) if kind == "sliding_attention" else Chunked(window_tokens)
 
 
 def _shape(config: Any) -> tuple[int, int, int]:
     """Return (kv_heads, k_dim, v_dim) of one layer as its attention hands them over."""
-    heads = config.num_attention_heads
+    heads = _count("num_attention_heads", config.num_attention_heads)
     if getattr(config, "kv_lora_rank", None):
         # Latent attention: transformers expands the latent to full heads before it calls the attention function.
-        return heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
-    k_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    v_dim = getattr(config, "v_head_dim", None) or k_dim
+        k_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+        return heads, _count("the width of keys", k_dim), _count("v_head_dim", config.v_head_dim)
+    k_dim = _count("head_dim", getattr(config, "head_dim", None) or config.hidden_size // heads)
+    v_dim = _count("v_head_dim", getattr(config, "v_head_dim", None) or k_dim)
     if getattr(config, "multi_query", False):
         return 1, k_dim, v_dim
-    return getattr(config, "num_key_value_heads", None) or heads, k_dim, v_dim
+    return _count("num_key_value_heads", getattr(config, "num_key_value_heads", None) or heads), k_dim, v_dim
+
+
+def _count(what: str, value: object) -> int:
+    """Return `value` where it counts something; raises ModelError, which says what it is that does not."""
+    if type(value) is not int or value < 1:
+        raise ModelError(f"the config says that {what} is {value!r:.60}; it must be a whole number of at least 1")
+    return value

@@ -23,6 +23,7 @@ from halocline.model.gguf_header import MAGIC, read_gguf_header
 from halocline.model.hub import hub_folder, looks_like_id
 from halocline.model.progress import Stages
 from halocline.model.store import cached_folder
+from halocline.paths import existing_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,14 @@ def resolve(
     """Find the model called `name`; fetch and convert it if that has not been done yet.
 
     `weights=False` is enough for config and tokenizer (it spares the download of a hub model's weights); `quiet`
-    shows no progress. Raises ModelError with what was looked for and what to do.
+    shows no progress. Raises ModelError with what was looked for and what to do, ConfigError where it may not be read.
     """
-    path = Path(name).expanduser()
+    path = None if name in BUILTINS else existing_path(name)
     if name in BUILTINS:
         source = ModelSource(name, builtin_folder(name, quiet=quiet), "builtin")
-    elif path.is_dir():
+    elif path is not None and path.is_dir():
         source = ModelSource(path.resolve().name, path.resolve(), "folder", trust_remote_code)
-    elif path.is_file():
+    elif path is not None and path.is_file():
         source = ModelSource(path.stem, _gguf_folder(path.resolve(), quiet=quiet), "gguf")
     elif looks_like_id(name) and not name.endswith(".gguf"):
         folder = hub_folder(name, revision=revision, weights=weights, code=trust_remote_code)

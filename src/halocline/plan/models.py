@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from halocline.config import Config
 from halocline.errors import ModelError
+from halocline.paths import existing_path
 from halocline.sim.shapes import Shape, shape_named, shapes
 
 if TYPE_CHECKING:
@@ -90,20 +91,20 @@ def _default_config(kind: str) -> PreTrainedConfig:
 
 def _config_at(name: str, config: Config) -> PreTrainedConfig:
     """Return the config that a file, a folder or a hub model holds."""
-    path = Path(name).expanduser()
-    if not path.exists() and "/" not in name:
+    path = existing_path(name)
+    if path is None and "/" not in name:
         raise _unknown(name)  # before torch is loaded: a mistyped name is answered at once
     from halocline.model.configs import load_config
     from halocline.model.gguf_convert import gguf_config
     from halocline.model.sources import ModelSource
     from halocline.model.sources import resolve as find
 
-    if path.is_file() and path.suffix == ".json":
+    if path is not None and path.is_file() and path.suffix == ".json":
         # Configs are read by folder and file name, and a file may have any name here.
         with tempfile.TemporaryDirectory() as folder:
             shutil.copy(path, Path(folder) / "config.json")
             return load_config(ModelSource(str(path), Path(folder), "folder", config.trust_remote_code))
-    if path.is_file() and path.suffix == ".gguf":
+    if path is not None and path.is_file() and path.suffix == ".gguf":
         return gguf_config(path)
     return load_config(find(name, trust_remote_code=config.trust_remote_code, weights=False, quiet=True))
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -56,7 +57,19 @@ def open_client(url: str, api_key: str | None = None, connections: int | None = 
 
 
 def base_of(url: str) -> str:
-    """Return `url` without the `/v1` that other programs want at its end."""
+    """Return `url` without the `/v1` that other programs want at its end.
+
+    Raises ConfigError where it says of no server how to reach it: httpx would find out in the middle of the work, and
+    of a port that cannot be only by an OverflowError.
+    """
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 80) > 0
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL):
+        is_good = False
+    if not is_good:
+        raise ConfigError([f"{url!r} is no server's address; write a URL such as http://127.0.0.1:8000"])
     return url.rstrip("/").removesuffix("/v1")
 
 
@@ -66,7 +79,7 @@ async def first_model(url: str, api_key: str | None = None) -> str:
     try:
         async with httpx.AsyncClient(base_url=base_of(url), timeout=30, headers=headers) as client:
             response = await client.get("/v1/models")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except httpx.HTTPError as error:
         raise ConfigError([f"no server answers at {url}: {str(error) or type(error).__name__}"]) from error
     if response.status_code != 200:
         raise ConfigError([f"{url}/v1/models answered {response.status_code}: {response.text[:WORDS_OF_SERVER]}"])

@@ -150,7 +150,7 @@ def device_named(text: str) -> Device:
     path = Path(text)
     if path.suffix in (".json", ".toml"):
         return read_profile(path)
-    count, name = re.fullmatch(r"(?:([1-9]\d*)x)?(.*)", text.lower().strip(), re.DOTALL).groups()  # type: ignore[union-attr]
+    count, name = re.fullmatch(r"(?:([1-9]\d*)x)?(.*)", text.lower().strip(), re.DOTALL | re.ASCII).groups()  # type: ignore[union-attr]
     for device in DEVICES:
         if device.name == name:
             return device.times(int(count or 1))
@@ -168,7 +168,7 @@ def read_profile(path: Path) -> Device:
     try:
         text = path.read_text(encoding="utf-8")
         table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError([f"the device profile {path} cannot be read: {error}"]) from error
     if not isinstance(table, dict):
         raise ConfigError([f"the device profile {path} must be a table of names and values"])

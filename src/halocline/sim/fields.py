@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from halocline.errors import ConfigError
+from halocline.units import parse_number, parse_whole
 
 MOST_TOKENS = 2**24
 """No prompt or output is longer: the longest published context is 10 million tokens."""
@@ -20,6 +23,8 @@ LATEST_SECONDS = 1e11
 """No time is later. Unix seconds reach this in the year 5138; a larger number is milliseconds or garbage."""
 SHOWN_FAULTS = 10
 QUOTED_CHARACTERS = 60
+_MAY_BE_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""Half of a character beyond the first 65,536, as JSON writes these. Alone it is no text: nothing can encode it."""
 
 
 class Fault(Exception):
@@ -55,8 +60,9 @@ def tokens_of(value: object, name: str, least: int = 1) -> int:
     """Return a number of tokens, from `least` to MOST_TOKENS. Raises Fault."""
     number = value
     if isinstance(value, str):
-        text = value.strip()
-        number = int(text) if text.removeprefix("-").isdecimal() and len(text) <= 20 else value
+        with suppress(ValueError):  # it is no number then, and told as it was found
+            text = value.strip()
+            number = -parse_whole(text[1:]) if text.startswith("-") else parse_whole(text)
     elif isinstance(value, float) and value.is_integer():
         number = int(value)
     if isinstance(number, bool) or not isinstance(number, int):
@@ -75,7 +81,7 @@ def seconds_of(value: object, name: str, unit: float = 1.0) -> float:
             f"{name} is {quoted(value)}; write seconds as a number, or a date and time (2023-11-16 18:15:46.68)"
         )
     try:
-        seconds = float(value) * unit
+        seconds = (parse_number(value) if isinstance(value, str) else float(value)) * unit
     except OverflowError:
         seconds = math.inf
     except ValueError:
@@ -112,6 +118,12 @@ def object_of(text: str) -> dict[str, object]:
     """Return the JSON object of one line. Raises Fault."""
     try:
         value = json.loads(text)
+        if _MAY_BE_HALF.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Fault(
+            f"this has half a character (\\ud800 to \\udfff alone): {quoted(text)}; mend it or leave it out"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise Fault(f"this is no JSON ({error}): {quoted(text)}; write one object per line") from None
     if not isinstance(value, dict):

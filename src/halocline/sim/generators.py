@@ -13,16 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from halocline.errors import ConfigError
+from halocline.paths import existing_path
 from halocline.sim.fields import MOST_TOKENS
 from halocline.sim.likenesses import AZURE_REQUESTS, MOONCAKE_REQUESTS, azure_like, mooncake_like
 from halocline.sim.readers import read_workload
 from halocline.sim.workload import Job, Run, Workload, joined
-from halocline.units import MOST_SECONDS
+from halocline.units import MOST_SECONDS, parse_number
 
 MOST_REQUESTS = 1_000_000
 LEAST_RATE, MOST_RATE = 1e-6, 1e6
@@ -59,10 +59,11 @@ def workload_named(text: str) -> Workload:
     if name == "flip":
         return _flip_named(text, rest)
     if name not in GENERATORS:
-        if not Path(text).exists() or Path(text).is_dir():
+        path = existing_path(text)
+        if path is None or path.is_dir():
             known = ", ".join([*GENERATORS, "flip"])
             raise ConfigError([f"{text} is no file and no generator; generators are {known}"])
-        return read_workload(text)
+        return read_workload(path)
     generator = GENERATORS[name]
     values = _values(name, generator, rest)
     full = ",".join(f"{key}={value:.12g}" for key, value in values.items())
@@ -94,7 +95,7 @@ def _values(name: str, generator: Generator, text: str) -> dict[str, float]:
         if fault is not None:
             problems.append(f"{name}: {key} is {written.strip()!r}; it must be {fault}")
         else:
-            values[key] = float(written)
+            values[key] = parse_number(written)
     if problems:
         raise ConfigError(problems)
     return values
@@ -107,7 +108,7 @@ def _fault(setting: Setting, written: str) -> str | None:
         bounds += f" and at most {setting.most:g}"
     wanted = f"a {'whole ' if setting.is_whole else ''}number, {bounds}"
     try:
-        value = float(written)
+        value = parse_number(written)
     except ValueError:
         return wanted
     fits = setting.least <= value <= setting.most and math.isfinite(value) and not (setting.is_whole and value % 1)
@@ -223,7 +224,7 @@ def _flip_named(text: str, rest: str) -> Workload:
     if not bar:
         raise ConfigError([f"{text}: write flip:SECONDS:ONE|OTHER, such as flip:60:mooncake-like|azure-like"])
     try:
-        length = float(seconds)
+        length = parse_number(seconds)
     except ValueError:
         raise ConfigError([f"{text}: {seconds!r} is no number of seconds"]) from None
     return flip(workload_named(one.strip()), workload_named(other.strip()), length)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from halocline.errors import ConfigError
 from halocline.memory.sizing import SHOWN_LENGTHS, UNLIMITED_TOKENS
+from halocline.paths import existing_path
 from halocline.sim.generators import GENERATORS, workload_named
 from halocline.sim.room import Row
 from halocline.sim.workload import Workload
 
-_LENGTH = re.compile(r"(\d{1,12})\+(\d{1,12})(?::(\d{1,6}))?")
+_LENGTH = re.compile(r"(\d{1,12})\+(\d{1,12})(?::(\d{1,6}))?", re.ASCII)
 _MOST_TIMES = 10_000
 
 
@@ -41,9 +41,9 @@ def read_rows(text: str) -> list[Row]:
     `4096+256:3` counts three times in the mix. Two lengths or more also give a row for their mix; a trace gives its
     mix, its median, its 95th percentile and its longest request. Raises ConfigError with the accepted forms.
     """
-    path = Path(text).expanduser()
-    if path.is_file() or text.partition(":")[0] in (*GENERATORS, "flip"):
-        return _rows_of(workload_named(str(path) if path.is_file() else text))
+    path = existing_path(text)
+    if (path is not None and path.is_file()) or text.partition(":")[0] in (*GENERATORS, "flip"):
+        return _rows_of(workload_named(text))
     lengths: list[tuple[int, int]] = []
     problems = []
     for part in filter(None, map(str.strip, text.split(","))):

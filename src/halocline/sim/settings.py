@@ -6,6 +6,7 @@ properties at the end, and nowhere else.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -14,12 +15,13 @@ from typing import Any, TypeVar
 
 from halocline.config import Admission, parse_admission, parse_page_tokens, setting
 from halocline.errors import ConfigError
-from halocline.units import parse_bytes, parse_seconds
+from halocline.sim.client import base_of
+from halocline.units import parse_bytes, parse_seconds, parse_whole
 
 T = TypeVar("T")
 AUDIT_STEPS = 10_000
-MOST_DIGITS = 18
-"""Of a number of steps that is written."""
+MOST_STEPS = 10**18
+"""No replay has as many."""
 SHORTEST_LIMIT_SECONDS = 1e-6
 """What goodput may be measured against at least."""
 _SECRET = frozenset({"api_key"})
@@ -175,20 +177,27 @@ class ReplaySettings:
 
 def parse_window(text: str) -> tuple[int, int]:
     """Read `FIRST:LAST`; raises ValueError with the accepted form."""
-    first, colon, last = text.partition(":")
-    are_numbers = all(each.isdecimal() and each.isascii() and len(each) <= MOST_DIGITS for each in (first, last))
-    if not colon or not are_numbers or int(first) >= int(last):
+    first, _, last = text.partition(":")
+    try:
+        steps = parse_whole(first), parse_whole(last)
+    except ValueError:
+        steps = (0, 0)
+    if not steps[0] < steps[1] <= MOST_STEPS:
         raise ValueError(f"window is {text!r}; write two steps such as 1000:1200, the first below the last")
-    return int(first), int(last)
+    return steps
 
 
 def parse_audit(text: str) -> int:
     """Read `off`, `every` or a number of steps; raises ValueError with the accepted forms."""
     if text in ("off", "every"):
         return int(text == "every")
-    if not (text.isdecimal() and text.isascii() and len(text) <= MOST_DIGITS) or int(text) == 0:
+    try:
+        steps = parse_whole(text)
+    except ValueError:
+        steps = 0
+    if not 1 <= steps <= MOST_STEPS:
         raise ValueError(f"audit is {text!r}; write a number of steps, every or off")
-    return int(text)
+    return steps
 
 
 def _of_values(settings: ReplaySettings) -> list[str]:
@@ -200,8 +209,11 @@ def _of_values(settings: ReplaySettings) -> list[str]:
     if settings.prefix_cache not in ("on", "off"):
         problems.append(f"prefix_cache is {settings.prefix_cache!r}; write on or off")
     paths = [path for path in (settings.json, settings.html, settings.perfetto) if path is not None]
-    if len(set(paths)) < len(paths):
-        problems.append(f"json, html and perfetto are files of their own; one name is given twice: {', '.join(paths)}")
+    # Two texts may name one file (o/a and ./o/a), of which only the last report would be left.
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        problems.append(f"json, html and perfetto are files of their own; one is named twice: {', '.join(paths)}")
+    if "-" in (settings.html, settings.perfetto):
+        problems.append("html or perfetto is '-', and only --json prints; name a file")
     if not settings.policies:
         problems.append("no policy is named; write for example --policy shared,static:0.8")
     return problems
@@ -253,6 +265,8 @@ def _of_choice(settings: ReplaySettings) -> list[str]:
     problems = [f"{name} is of the simulation; the server has its own" for name in _SIMULATED if name in typed]
     if settings.saturated != (settings.concurrency is not None):
         problems.append("a saturated load on a server needs both --saturated and --concurrency N")
-    if not settings.server.startswith(("http://", "https://")):
-        problems.append(f"server is {settings.server!r}; write a URL such as http://127.0.0.1:8000")
+    try:
+        base_of(settings.server)
+    except ConfigError as error:
+        problems += [f"server: {problem}" for problem in error.problems]
     return problems

@@ -97,6 +97,7 @@ def test_the_prefix_cache_is_turned_off_by_a_word(monkeypatch: pytest.MonkeyPatc
         (("generate", "x", "--temperature", "-1"), "--temperature"),
         (("generate", "x", "--top-p", "3"), "top_p is 3.0"),
         (("bench", "--concurrency", "0"), "--concurrency"),
+        (("bench", "--url", "http://127.0.0.1:99999"), "'http://127.0.0.1:99999' is no server's address"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
@@ -156,6 +157,79 @@ def test_the_program_refuses_to_run_without_its_assertions() -> None:
     )
     assert done.returncode == 2
     assert "without -O" in done.stderr
+
+
+PRINTS = {
+    "a few words": "import typer; typer.echo('text')",
+    "a few words that stay in the buffer": "import sys; sys.stdout.write('text')",
+    "more than the buffer holds": "import sys; sys.stdout.write('text' * 10**5)",
+    "a table": "from rich.console import Console; Console().print('text')",
+}
+"""What commands do: the ways differ in when a fault is noticed."""
+
+
+def printed(tmp_path: Path, code: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run `halocline version`, printing by `code` instead."""
+    (tmp_path / "halocline_printing.py").write_text(
+        "import sys\n"
+        "from halocline.cli import main as cli\n"
+        "app = cli.typer.Typer()\n"
+        "app.callback()(lambda: None)\n"
+        f"app.command('version')(lambda: exec({code!r}))\n"
+        "cli.app = app\n"
+        "sys.exit(cli.main(['version']))\n"
+    )
+    command = [sys.executable, str(tmp_path / "halocline_printing.py")]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **how)
+
+
+@pytest.mark.parametrize("code", PRINTS.values(), ids=PRINTS)
+def test_a_full_standard_output_is_one_sentence_and_exit_code_1(tmp_path: Path, code: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = printed(tmp_path, code, stdout=full)
+    assert done.stderr == "halocline: cannot write to standard output: No space left on device\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("code", PRINTS.values(), ids=PRINTS)
+def test_a_reader_that_is_gone_ends_a_command_without_a_word(tmp_path: Path, code: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = printed(tmp_path, code, stdout=writer)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("code", PRINTS.values(), ids=PRINTS)
+def test_a_standard_output_that_was_closed_is_wanted_by_nobody(tmp_path: Path, code: str) -> None:
+    done = printed(tmp_path, code, preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_path_that_is_no_text_is_printed_with_what_stands_for_its_bytes(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        done = printed(
+            tmp_path,
+            r"import typer; typer.echo('\udcff.jsonl')",
+            stdout=out,
+            env={**os.environ, "LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf-8:strict"},
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "out").read_bytes() == rb"\udcff.jsonl" + b"\n"
+
+
+def test_another_files_fault_is_not_told_as_standard_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(config: Any) -> int:
+        with open("/dev/full", "w") as file:
+            file.write("text")
+        return 0
+
+    monkeypatch.setitem(sys.modules, "halocline.serve", type(sys)("halocline.serve"))
+    monkeypatch.setattr(sys.modules["halocline.serve"], "run_server", full, raising=False)
+    with pytest.raises(OSError, match="No space left"):
+        main(["serve"])
 
 
 def test_help_needs_no_torch() -> None:

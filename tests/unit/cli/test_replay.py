@@ -141,6 +141,35 @@ def test_several_policies_run_in_processes_of_their_own_and_every_file_is_writte
     assert sorted(os.listdir(tmp_path)) == ["report.html", "report.json", "report.perfetto"]
 
 
+def test_a_report_is_written_before_anybody_is_shown_a_table(trace: str, tmp_path: Path) -> None:
+    page, record = tmp_path / "report.html", tmp_path / "report.json"
+    command = [sys.executable, "-m", "halocline", "replay", trace, *MODEL, "--html", str(page), "--json", str(record)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("halocline: cannot write to standard output: No space left on device\n")
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert json.loads(record.read_text())["outcomes"]
+
+
+def test_names_of_files_that_are_no_text_are_read_and_written(trace: str, tmp_path: Path) -> None:
+    """As bytes on the command line: in-process they would never be a shell's."""
+    folder = os.fsencode(tmp_path)
+    own = folder + b"/tr\xff\xfe.jsonl"
+    Path(os.fsdecode(own)).write_bytes(Path(trace).read_bytes())
+    paths = {kind: folder + b"/\xff." + kind.encode() for kind in ("json", "html", "perfetto")}
+    files = [word for kind, path in paths.items() for word in (b"--" + kind.encode(), path)]
+    command = [os.fsencode(sys.executable), b"-m", b"halocline", b"replay", own, *map(str.encode, MODEL), *files]
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}  # as under most locales
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=strict)
+    assert done.returncode == 0, done.stderr
+    assert "tr\\udcff\\udcfe on gemma-3-270m" in done.stdout
+    read = {kind: Path(os.fsdecode(path)).read_text(encoding="utf-8") for kind, path in paths.items()}
+    assert "tr\\udcff\\udcfe.jsonl" in read["html"]
+    assert json.loads(read["json"])["outcomes"][0]["requests"]["finished"] == 12
+    assert json.loads(read["perfetto"])["traceEvents"]
+
+
 def running_in(group: int) -> list[psutil.Process]:
     """Return the processes of a process group that are not over."""
     found = []
@@ -173,6 +202,7 @@ def running_in(group: int) -> list[psutil.Process]:
         (("TRACE", *MODEL, "--time-scale", "0"), "time_scale is 0.0"),
         (("TRACE", *MODEL, "--audit", "often"), "audit is 'often'"),
         (("TRACE", *MODEL, "--concurrency", "4"), "give --server URL as well"),
+        (("TRACE", "--server", "http://127.0.0.1:99999"), "'http://127.0.0.1:99999' is no server's address"),
         (("TRACE", "--server", "http://127.0.0.1:9"), "no server answers at http://127.0.0.1:9"),
         (("TRACE", "--server", "http://127.0.0.1:9", "--kv-bytes", "1GiB"), "the server has its own"),
         (("TRACE", "--server", "http://127.0.0.1:9", "--saturated"), "--concurrency N"),

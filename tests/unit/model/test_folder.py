@@ -63,6 +63,13 @@ def test_a_damaged_header_is_refused(tmp_path: Path, header: bytes) -> None:
         check_safetensors(path)
 
 
+def test_a_header_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    header = b"[" * 100_000
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelError, match="is damaged"):
+        check_safetensors(tmp_path / "model.safetensors")
+
+
 def test_a_header_of_absurd_size_is_refused_without_reading_it(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes((1 << 62).to_bytes(8, "little") + b"x" * 100)

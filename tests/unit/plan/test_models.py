@@ -115,6 +115,48 @@ def test_a_config_that_is_none_is_refused(tmp_path: Path) -> None:
         resolve(str(tmp_path.parent))
 
 
+HOSTILE = {
+    "no name": ({"model_type": []}, r"has model_type \[\]; it must be a name"),
+    "a name of objects": ({"model_type": {}}, r"has model_type \{\}; it must be a name"),
+    "a negative type": ({"dtype": -1}, "dtype is -1; it must be auto or one of bfloat16, float16"),
+    "half a type": ({"dtype": 1.5}, "dtype is 1.5; it must be auto"),
+    "a true type": ({"dtype": True}, "dtype is True; it must be auto"),
+    "whole numbers for K and V": ({"dtype": "int8"}, "dtype is torch.int8; it must be auto"),
+    "an empty text": ({"text_config": {}}, r"'gpt2' has a text_config that is none: \{\}"),
+    "a text": ({"text_config": "x"}, "has a text_config that is none: 'x'; leave it out"),
+    "a number for a text": ({"text_config": 5}, "has a text_config that is none: 5"),
+    "no heads": ({"num_attention_heads": 0}, "num_attention_heads is 0; it must be a whole number of at least 1"),
+    "no heads of bert": ({"model_type": "bert", "num_attention_heads": 0}, "num_attention_heads is 0"),
+    "half a head": ({"num_attention_heads": 1.5}, "num_attention_heads is 1.5"),
+    "more heads than width": ({"num_attention_heads": 10**9}, "head_dim is 0"),
+    "negative KV heads": ({"num_key_value_heads": -2}, "num_key_value_heads is -2"),
+    "a wordy window": ({"sliding_window": "x"}, "the size in tokens of sliding_attention layers is 'x'"),
+    "no window": ({"sliding_window": float("nan")}, "the size in tokens of sliding_attention layers is nan"),
+    "negative layers": ({"num_hidden_layers": -1}, "does not describe its attention as others do"),
+    "layers beyond number": ({"num_hidden_layers": 10**30}, "does not describe its attention as others do"),
+    "a wordy limit": ({"max_position_embeddings": "x"}, "max_position_embeddings is 'x'; it must be a whole number"),
+    "half a character": ({"model_type": "\ud800"}, "cannot read .* as JSON"),
+}
+"""Values that the configuration class of gpt2, which checks little, lets through."""
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_config_that_lies_is_refused_by_the_value_that_does(name: str, tmp_path: Path) -> None:
+    changes, words = HOSTILE[name]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt2", **changes}))
+    with pytest.raises(ModelError, match=words) as caught:
+        resolve(str(path))
+    str(caught.value).encode()
+
+
+def test_a_config_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(ModelError, match=r"cannot read .*config\.json' as JSON: maximum recursion depth"):
+        resolve(str(path))
+
+
 def test_a_config_whose_model_keeps_something_else_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halocline.model.layers._TWICE_THE_HEADS", {"gemma3_text"})
     with pytest.raises(ModelError, match=r"layer 0 has KV of shape \(2, 16, 16\), its config says \(4, 16, 16\)"):

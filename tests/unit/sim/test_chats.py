@@ -142,6 +142,11 @@ WRONG = {
         [{"prompt": ["a", "b"], "max_tokens": 3}],
         "line 1: prompt is .*; write a text or a list of token",
     ),
+    "half a name": (
+        [{"custom_id": "\ud800", "prompt": "a", "max_tokens": 3}],
+        r"line 1: this has half a character \(\\ud800 to \\udfff alone\): '.*'; mend it",
+    ),
+    "half a word": ([{"prompt": "a"}, {"prompt": "a \udc00", "max_tokens": 3}], "line 2: this has half a character"),
     "negative": ([{"prompt": "a", "max_tokens": -3}], "line 1: max_tokens is -3; it must be at least 1"),
     "nan": ([{"prompt": "a", "max_tokens": 3, "timestamp": float("nan")}], "line 1: timestamp is nan; write seconds"),
     "milliseconds": (
@@ -164,6 +169,11 @@ def test_a_line_that_cannot_be_replayed_is_refused_with_what_to_do(name: str, tm
     lines, message = WRONG[name]
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, *lines)
+
+
+def test_characters_that_json_writes_in_halves_are_whole(tmp_path: Path) -> None:
+    (job,) = read(tmp_path, {"custom_id": "\U0001f30a", "prompt": "a", "max_tokens": 3}).jobs
+    assert job.id == "\U0001f30a"
 
 
 def test_the_same_words_of_another_role_are_another_text(tmp_path: Path) -> None:

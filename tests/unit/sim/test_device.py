@@ -72,6 +72,7 @@ def test_a_profile_of_measurements_needs_no_rates(tmp_path: Path) -> None:
         ("[coefficients]\nsteps = 1\n", "steps"),
         ("step_overhead_seconds = 0.1\n", "flops_per_second"),
         ("base = \n", "cannot be read"),
+        ("base = " + "[" * 100_000, "cannot be read"),
     ],
 )
 def test_a_profile_that_cannot_work_says_why_and_where(tmp_path: Path, text: str, message: str) -> None:

@@ -151,6 +151,11 @@ WRONG = {
     "short line": (HEADER + "2023-11-16 18:15:46,3\n", "line 2: 2 columns in '2023-11-16 18:15:46,3'"),
     "no date": (HEADER + "yesterday,3,4\n", "line 2: TIMESTAMP is 'yesterday'; write seconds as a number, or a date"),
     "no number": (HEADER + "2023-11-16 18:15:46,,4\n", "line 2: ContextTokens is ''; write a whole number"),
+    "half a character": (mooncake((0, 5, 1, [1])) + '{"x": [{"\\uD83D": 1}]}', "line 2: this has half a character"),
+    "underscore": (mooncake((0, "6_00", 1, [1])), "line 1: input_length is '6_00'; write a whole number"),
+    "underscore in a time": (mooncake(("1_000", 5, 1, [1])), "line 1: timestamp is '1_000'; write seconds as a number"),
+    "digits of another script": (HEADER + "2023-11-16 18:15:46,٣,4\n", "line 2: ContextTokens is '٣'; write a whole"),
+    "a time in another script": (HEADER + "٣,3,4\n", "line 2: TIMESTAMP is '٣'; write seconds as a number, or a date"),
     "negative cell": (HEADER + "2023-11-16 18:15:46,-3,4\n", "line 2: ContextTokens is '-3'; it must be at least 1"),
 }
 

@@ -92,10 +92,25 @@ def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
         ({"tpot_limit": "0"}, "tpot_limit: '0' is out of bounds"),
         ({"admission": "expected:2"}, "admission is 'expected:2'"),
         ({"page_tokens": "3"}, "page_tokens"),
-        ({"html": "x", "json": "x"}, "one name is given twice"),
+        ({"html": "x", "json": "x"}, "one is named twice: x, x"),
+        ({"html": "-"}, "only --json prints"),
+        ({"html": "./o/a", "json": "o/a"}, "one is named twice: o/a, ./o/a"),
+        ({"perfetto": "o/../o/a", "html": "o/a"}, "one is named twice"),
         ({"text": True}, "give --server URL as well"),
         ({"profile": "x.toml", "device": "a100"}, "device and profile"),
         ({"server": "127.0.0.1:8000", "kv_bytes": None}, "write a URL"),
+        *(
+            ({"server": url, "kv_bytes": None}, f"server: {url!r} is no server's address; write a URL such as http://")
+            for url in (
+                "http://a:99999",
+                "http://a:0x",
+                "http://[::1",
+                "http://",
+                "https:///v1",
+                "http://a\x01b",
+                "ftp://a",
+            )
+        ),
         ({"server": "http://x", "kv_bytes": None, "perfetto": "x"}, "perfetto is of the simulation"),
         ({"server": "http://x", "kv_bytes": None, "concurrency": 3}, "both --saturated and --concurrency"),
     ],
@@ -107,7 +122,7 @@ def test_a_value_that_cannot_work_is_named(changes: dict[str, Any], words: str) 
     assert words in caught.value.problems[0]
 
 
-@pytest.mark.parametrize("text", ["", "5", "5:5", "9:5", "a:b", "1:2:3", "-1:4"])
+@pytest.mark.parametrize("text", ["", "5", "5:5", "9:5", "a:b", "1:2:3", "-1:4", "٣:٤", "1:1_0", "1:" + "9" * 30])
 def test_a_window_is_two_rising_steps(text: str) -> None:
     with pytest.raises(ValueError, match="1000:1200"):
         parse_window(text)

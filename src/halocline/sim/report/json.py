@@ -66,11 +66,13 @@ def write(path: Path, text: str) -> None:
     A link stays, and the file that it names is replaced; a pipe or a device is written to. Raises FailedError when the
     place that was good at the start is no longer, or is full.
     """
+    # A trace's path may be no UTF-8; what stands for its bytes in the text is written as `\udcff` is here.
+    content = text.encode("utf-8", "backslashreplace")
     try:
         if _is_special(path):
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(content)
         else:
-            _replace(Path(os.path.realpath(path)), text)
+            _replace(Path(os.path.realpath(path)), content)
     except OSError as error:
         raise FailedError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -80,11 +82,11 @@ def _is_special(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, content: bytes) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(name, 0o666 & ~mask)

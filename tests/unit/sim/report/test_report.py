@@ -171,6 +171,12 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["pipe"]
 
 
+def test_what_is_no_text_is_written_as_what_stands_for_it(tmp_path: Path) -> None:
+    for path in (tmp_path / "report.html", tmp_path / os.fsdecode(b"\xff.html")):
+        write(path, os.fsdecode(b"of \xff\xc3\xa9.jsonl\n"))
+        assert path.read_text(encoding="utf-8") == "of \\udcff\u00e9.jsonl\n"
+
+
 def test_a_device_that_is_full_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "replace", lambda *_: pytest.fail("root would lose the device"))
     check_writable(Path("/dev/full"))
