@@ -2,11 +2,12 @@
 
 The driver tells of every interval of simulated time (a step, a leap, or idleness) with one row of counts:
 
-    running | waiting | free slabs | held pages per pool | cached pages per pool | waiting by reason
+    running | waiting | free slabs | held pages per pool | cached pages per pool | waiting by reason | bytes of holes
 
 Rows are weighted with the interval's seconds and summed by phase: inside the middle of the run or not (see
 `halocline.sim.outcome`), while somebody waits for memory or not. All of them are counts, so that bytes and shares are
-found at the end, once.
+found at the end, once. Holes alone are bytes from the start: what is left of an arena when all else is taken away is a
+whole number in every row, and would be a rounding error, even one below 0, if it were left of sums.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +54,9 @@ class Recorder:
         pools = len(layout.pools)
         self._cached = HELD + pools
         self._reasons = HELD + 2 * pools
-        columns = self._reasons + len(REASONS)
+        self._holes = self._reasons + len(REASONS)
+        columns = self._holes + 1
+        self._strides = [pool.stride_bytes for pool in layout.pools] * 2
         self._phases = {
             (middle, short): _Phase(np.zeros(columns)) for middle in (False, True) for short in (False, True)
         }
@@ -79,7 +83,7 @@ class Recorder:
         self._end = start + seconds
         if not seconds:
             return
-        row = np.array((*counts, *NOBODY))
+        row = np.array((*counts, *NOBODY, self._hole_bytes(counts)))
         if reason:
             row[self._reasons + _AT[reason]] = waiting
         row *= seconds
@@ -87,6 +91,10 @@ class Recorder:
         phase.sums += row
         phase.seconds += seconds
         self._series.add(start, seconds, row)
+
+    def _hole_bytes(self, counts: Sequence[float]) -> float:
+        live_bytes: float = sum(map(mul, counts[HELD:], self._strides))
+        return self._layout.arena_bytes - counts[FREE] * self._layout.slab_bytes - live_bytes
 
     @property
     def _in_middle(self) -> bool:
@@ -183,9 +191,7 @@ class Recorder:
         held, cached = self._bytes(means, HELD), self._bytes(means, self._cached)
         live = means[HELD : self._cached] + means[self._cached : self._reasons]
         padding = float(live @ np.array([pool.padding_bytes for pool in layout.pools]))
-        free = float(means[FREE]) * layout.slab_bytes
-        total = layout.arena_bytes
-        holes = total - free - sum(held) - sum(cached) if self._end else 0.0
+        total, holes = layout.arena_bytes, float(means[self._holes])
         short = sum(self._bytes(self._means_while_short(), HELD))
         return ArenaUse(total, sum(held) / total, sum(cached) / total, holes / total, padding / total, short / total)
 
@@ -194,7 +200,7 @@ class Recorder:
 
     def waiting_seconds(self) -> dict[str, float]:
         """Return request-seconds of waiting by reason code; codes that never stood are left out."""
-        sums = self._sum().sums[self._reasons :]
+        sums = self._sum().sums[self._reasons : self._holes]
         return {code: float(total) for code, total in zip(REASONS, sums, strict=True) if total}
 
     def series(self) -> Series:
@@ -207,9 +213,6 @@ class Recorder:
                 for at, pool in enumerate(layout.pools)
             }
 
-        strides = np.array([pool.stride_bytes for pool in layout.pools], dtype=np.float64)
-        free = means[:, FREE] * layout.slab_bytes
-        live = (means[:, HELD : self._cached] + means[:, self._cached : self._reasons]) @ strides
         return Series(
             tuple(self._series.starts.tolist()),
             tuple(self._series.seconds.tolist()),
@@ -217,8 +220,8 @@ class Recorder:
             tuple(means[:, WAITING].tolist()),
             pages(HELD),
             pages(self._cached),
-            tuple(free.tolist()),
-            tuple((layout.arena_bytes - free - live).tolist()),
+            tuple((means[:, FREE] * layout.slab_bytes).tolist()),
+            tuple(means[:, self._holes].tolist()),
             {code: tuple(means[:, self._reasons + _AT[code]].tolist()) for code in self.waiting_seconds()},
         )
 
