@@ -145,7 +145,8 @@ differs from a simulation:
 * A later turn has the answer that was given in its prompt, where the server tells its tokens (`return_token_ids`);
   elsewhere it has the trace's, and reuse ends where the earlier prompt ended.
 * `tokens.cached` and `hit_rate` are there if the server tells `cached_tokens` in `usage`; arena, moves, retractions
-  and computed tokens if it is a Halocline, from its `/metrics`. Steps, digest and padding are not.
+  and computed tokens if it is a Halocline, from its `/metrics`. Steps, digest and padding are not, nor what was while
+  memory is short: a client cannot see what others wait for.
 * A request that is answered 4xx is *rejected*, any other error makes it *failed*; `errors` has the server's words and
   how often. `run: sent late` says how far the client itself lagged behind the trace.
 

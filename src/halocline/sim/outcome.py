@@ -39,8 +39,9 @@ class Concurrency:
     mean: float
     """Over the middle of the run."""
     peak: int
-    mean_while_waiting: float
-    """Over the time in which somebody waited for memory; 0 when nobody ever did."""
+    mean_while_waiting: float | None
+    """Over the time in which the most senior waiting request was refused for want of memory; None when none ever was.
+    Whoever waits for request slots alone says nothing of what the memory holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,9 @@ class ArenaUse:
     """Free pages in slabs that a pool owns."""
     waste_share: float
     """Padding: bytes of live pages, held or cached, that no layer uses. Part of the two shares above."""
-    held_share_while_waiting: float
-    """`held_share` over the time in which the most senior waiting request was refused for want of memory; else 0."""
+    held_share_while_waiting: float | None
+    """`held_share` over the time in which the most senior waiting request was refused for want of memory; None when
+    none ever was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +224,11 @@ class Outcome:
         """Return the JSON form: dicts, lists, numbers and text, keys as the fields are called."""
         plain = _plain(self)
         assert isinstance(plain, dict), f"an outcome became a {type(plain).__name__}"
-        if self.host is None:
-            del plain["host"]  # a report says nothing of what there is not
+        concurrency, arena = plain["concurrency"], plain["arena"]
+        optional = (plain, "host"), (concurrency, "mean_while_waiting"), (arena, "held_share_while_waiting")
+        for part, key in optional:
+            if part[key] is None:
+                del part[key]  # a report says nothing of what there is not
         return plain
 
 

@@ -155,8 +155,10 @@ class Recorder:
         """Return the mean row over the middle."""
         return self._sum(middle=True).means() if self._has_middle else self._sum().means()
 
-    def _means_while_short(self) -> NDArray[np.float64]:
-        return self._sum(short=True).means()
+    def _means_while_short(self) -> NDArray[np.float64] | None:
+        """Return the mean row over the time in which memory was short; None when it never was."""
+        short = self._sum(short=True)
+        return short.means() if short.seconds else None
 
     def requests(self, arrived: int) -> RequestCounts:
         """Return how requests ended, of `arrived`."""
@@ -164,8 +166,8 @@ class Recorder:
 
     def concurrency(self) -> Concurrency:
         """Return how many ran at once."""
-        mean, short = self._means()[RUNNING], self._means_while_short()[RUNNING]
-        return Concurrency(float(mean), self.peak_running, float(short))
+        mean, short = self._means()[RUNNING], self._means_while_short()
+        return Concurrency(float(mean), self.peak_running, None if short is None else float(short[RUNNING]))
 
     def goodput(self, arrived: int) -> Goodput:
         """Return who was served well, of `arrived`."""
@@ -192,8 +194,9 @@ class Recorder:
         live = means[HELD : self._cached] + means[self._cached : self._reasons]
         padding = float(live @ np.array([pool.padding_bytes for pool in layout.pools]))
         total, holes = layout.arena_bytes, float(means[self._holes])
-        short = sum(self._bytes(self._means_while_short(), HELD))
-        return ArenaUse(total, sum(held) / total, sum(cached) / total, holes / total, padding / total, short / total)
+        short = self._means_while_short()
+        held_while_short = None if short is None else sum(self._bytes(short, HELD)) / total
+        return ArenaUse(total, sum(held) / total, sum(cached) / total, holes / total, padding / total, held_while_short)
 
     def _bytes(self, row: NDArray[np.float64], at: int) -> list[float]:
         return [float(pages) * pool.stride_bytes for pages, pool in zip(row[at:], self._layout.pools, strict=False)]

@@ -100,7 +100,17 @@ def test_who_waits_for_memory_is_counted_by_the_second_and_under_its_reason() ->
     assert outcome.concurrency.peak == 1
     slots = simulate(small_setup(max_running_requests=1), workload(*big))
     assert slots.waiting_seconds == {"slots": 15.0}
-    assert slots.concurrency.mean_while_waiting == 0.0
+    assert slots.concurrency.mean_while_waiting is None, "they waited, but not for memory"
+    assert slots.arena.held_share_while_waiting is None
+
+
+def test_what_was_while_memory_was_short_is_absent_where_it_never_was() -> None:
+    jobs = workload(job("a", prompt=12), job("b", prompt=12))
+    short, plenty = (simulate(small_setup(pages=pages), jobs).to_dict() for pages in (8, 64))
+    assert short["concurrency"]["mean_while_waiting"] == 1.0
+    assert short["arena"]["held_share_while_waiting"] > 0.0
+    assert plenty["concurrency"].keys() == {"mean", "peak"}
+    assert "held_share_while_waiting" not in plenty["arena"]
 
 
 def test_bytes_are_conserved_at_every_point_and_their_sums_over_the_run() -> None:

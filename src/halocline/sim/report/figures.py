@@ -93,11 +93,12 @@ REQUESTS = (
     _figure("concurrency", "peak", "concurrency.peak", count, "requests", "the most that held memory at once"),
     _figure(
         "concurrency",
-        "mean while others wait",
+        "while memory is short",
         "concurrency.mean_while_waiting",
         decimal,
         "requests",
-        "the mean over the time in which somebody waited for memory: what it could hold, not what was asked of it",
+        "the mean over the time in which the first in line waited for memory: what it could hold, not what was asked "
+        "of it",
     ),
     _figure(
         "goodput",
@@ -183,11 +184,11 @@ ARENA = (
     ),
     _figure(
         "arena",
-        "held while others wait",
+        "held while memory is short",
         "arena.held_share_while_waiting",
         share,
         "share of the arena",
-        "the mean over the time in which the first in line was refused for want of memory",
+        "the mean over the time in which the first in line waited for memory",
     ),
     _figure(
         "arena",

@@ -1,7 +1,8 @@
 """What the clients of a live server saw, as an outcome: the same keys as a simulated one, as far as they apply.
 
-What a client cannot see is left out: steps, digest, moves, padding. Where the server is a Halocline, its /metrics give
-the bytes of the arena, and the counts between the first look and the last.
+What a client cannot see is left out: steps, digest, moves, padding, and whether it is memory that others wait for.
+Where the server is a Halocline, its /metrics give the bytes of the arena, and the counts between the first look and the
+last.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ def outcome_of(seen: Seen, target: Target, workload: Workload) -> dict[str, Any]
         "concurrency": {
             "mean": _mean(middle),
             "peak": gauge.peak_running,
-            "mean_while_waiting": _mean(gauge.while_waiting),
         },
         **_latencies(seen, target),
         **_tokens(seen),

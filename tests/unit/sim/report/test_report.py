@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from halocline.errors import ConfigError, FailedError
-from halocline.sim.outcome import REASONS, PoolShape
+from halocline.sim.outcome import REASONS, ArenaUse, Concurrency, PoolShape
 from halocline.sim.report import figures, html, summary
 from halocline.sim.report.figure import seconds, value_at
 from halocline.sim.report.host_figures import HOST, host_figures
@@ -65,15 +65,22 @@ def printed(record: dict[str, Any], width: int | None = None) -> list[str]:
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
+def cells_of(record: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the table's cells by the name of their line."""
+    rows = (line.split("│") for line in printed(record) if "│" in line)
+    return {title.strip(): [cell.strip() for cell in cells] for title, *cells in rows}
+
+
 def test_the_table_has_a_column_per_policy_and_a_line_per_figure() -> None:
-    lines = printed(document(outcome(), outcome("static:0.8", running=9.0), outcome("full", retractions=5)))
+    record = document(outcome(), outcome("static:0.8", running=9.0), outcome("full", retractions=5))
+    lines = printed(record)
     assert any(re.findall(r"[\w:.]+", line) == ["shared", "static:0.8", "full"] for line in lines)
-    cells = {line.split("│")[0].strip(): line.split("│")[1:] for line in lines if "│" in line}
-    assert [cell.strip() for cell in cells["concurrency: mean"]] == ["36.00", "9.00", "36.00"]
-    assert [cell.strip() for cell in cells["memory: retractions"]] == ["17", "17", "5"]
-    assert [cell.strip() for cell in cells["TPOT p50"]] == ["25 ms"] * 3
-    assert [cell.strip() for cell in cells["arena: full held"]] == ["6 GiB"] * 3
-    assert [cell.strip() for cell in cells["waiting: memory"]] == ["1,234 s"] * 3
+    cells = cells_of(record)
+    assert cells["concurrency: mean"] == ["36.00", "9.00", "36.00"]
+    assert cells["memory: retractions"] == ["17", "17", "5"]
+    assert cells["TPOT p50"] == ["25 ms"] * 3
+    assert cells["arena: full held"] == ["6 GiB"] * 3
+    assert cells["waiting: memory"] == ["1,234 s"] * 3
     assert "waiting: slots" not in cells, "nobody waited for that"
 
 
@@ -101,6 +108,14 @@ def test_a_figure_that_no_run_has_has_no_line() -> None:
     assert not [line for line in printed(record) if "memory: moves" in line or "arena: slabs" in line]
     del record["outcomes"][0]["retractions"]
     assert any(line.split("│")[1].strip() == "-" for line in printed(record) if "retractions" in line)
+
+
+def test_what_was_while_memory_was_short_is_no_zero_where_it_never_was() -> None:
+    calm = outcome("full", concurrency=Concurrency(4.0, 9, None), arena=ArenaUse(16 * GIB, 0.1, 0.2, 0.0, 0.0, None))
+    cells = cells_of(document(outcome(), calm))
+    assert cells["concurrency: while memory is short"] == ["37.00", "-"]
+    assert cells["arena: held while memory is short"] == ["97.0 %", "-"]
+    assert not [title for title in cells_of(document(calm)) if "short" in title]
 
 
 def test_every_figure_stands_where_an_outcome_has_it() -> None:
@@ -294,10 +309,7 @@ def test_a_run_without_an_arena_has_a_page_without_its_plot() -> None:
 
 
 def test_a_host_arena_has_its_lines_and_a_run_without_one_says_nothing_of_it() -> None:
-    lines = printed(document(outcome(host=host_use()), outcome("static:0.8")))
-    cells = {
-        line.split("│")[0].strip(): [cell.strip() for cell in line.split("│")[1:]] for line in lines if "│" in line
-    }
+    cells = cells_of(document(outcome(host=host_use()), outcome("static:0.8")))
     assert cells["host: quota"] == ["8 GiB", "-"]
     assert cells["host: held"] == ["68.8 %", "-"]
     assert cells["host: requests offloaded"] == ["17", "-"]
