@@ -120,9 +120,12 @@ shows `-`.
 
 {figures}
 
-`mean_bytes.held` and `mean_bytes.cached` have the mean bytes of each pool over the whole run. `pools` says how the
-arena is cut, `middle_seconds` from when to when the means of a saturated run are taken, `series` has the run over
-time in at most 1,000 intervals (each value a mean over its interval), `window` the steps of `--window`.
+Held, cached, holes and free are together the whole arena; the bytes of each pool (`arena.held_bytes.POOL`,
+`arena.cached_bytes.POOL`) are means over the same time and add up to the shares. `mean_bytes.held` and
+`mean_bytes.cached` have the mean bytes of each pool over the whole run, warm-up and drain of a saturated one included.
+`pools` says how the arena is cut, `middle_seconds` from when to when the means of a saturated run are taken, `series`
+has the run over time in at most 1,000 intervals (each value a mean over its interval), `window` the steps of
+`--window`.
 
 ### Waiting
 
@@ -146,7 +149,7 @@ differs from a simulation:
   elsewhere it has the trace's, and reuse ends where the earlier prompt ended.
 * `tokens.cached` and `hit_rate` are there if the server tells `cached_tokens` in `usage`; arena, moves, retractions
   and computed tokens if it is a Halocline, from its `/metrics`. Steps, digest and padding are not, nor what was while
-  memory is short: a client cannot see what others wait for.
+  memory is short: a client cannot see what others wait for. The arena's shares and bytes are means over the whole run.
 * A request that is answered 4xx is *rejected*, any other error makes it *failed*; `errors` has the server's words and
   how often. `run: sent late` says how far the client itself lagged behind the trace.
 

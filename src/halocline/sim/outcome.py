@@ -96,7 +96,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class ArenaUse:
-    """Where the arena's bytes were: shares of all slabs' bytes, means over the middle of the run."""
+    """Where the arena's bytes were: means over the middle of the run, so that all of them can be added up.
+
+    Held, cached, holes and free are shares of all slabs' bytes and together all of them.
+    """
 
     bytes: int
     """Bytes of all slabs; the remainder of the budget that makes no whole slab is not in it."""
@@ -106,11 +109,17 @@ class ArenaUse:
     """Evictable pages of the prefix cache."""
     holes_share: float
     """Free pages in slabs that a pool owns."""
+    free_share: float
+    """Slabs that no pool owns."""
     waste_share: float
     """Padding: bytes of live pages, held or cached, that no layer uses. Part of the two shares above."""
     held_share_while_waiting: float | None
     """`held_share` over the time in which the most senior waiting request was refused for want of memory; None when
     none ever was."""
+    held_bytes: dict[str, float]
+    """By pool: what `held_share` is made of."""
+    cached_bytes: dict[str, float]
+    """By pool: what `cached_share` is made of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,13 +193,22 @@ class Recorder:
         held, cached = self._bytes(means, HELD), self._bytes(means, self._cached)
         live = means[HELD : self._cached] + means[self._cached : self._reasons]
         padding = float(live @ np.array([pool.padding_bytes for pool in layout.pools]))
-        total, holes = layout.arena_bytes, float(means[self._holes])
-        short = self._means_while_short()
-        held_while_short = None if short is None else sum(self._bytes(short, HELD)) / total
-        return ArenaUse(total, sum(held) / total, sum(cached) / total, holes / total, padding / total, held_while_short)
+        total, short = layout.arena_bytes, self._means_while_short()
+        return ArenaUse(
+            bytes=total,
+            held_share=sum(held.values()) / total,
+            cached_share=sum(cached.values()) / total,
+            holes_share=float(means[self._holes]) / total,
+            free_share=float(means[FREE]) / layout.slabs,
+            waste_share=padding / total,
+            held_share_while_waiting=None if short is None else sum(self._bytes(short, HELD).values()) / total,
+            held_bytes=held,
+            cached_bytes=cached,
+        )
 
-    def _bytes(self, row: NDArray[np.float64], at: int) -> list[float]:
-        return [float(pages) * pool.stride_bytes for pages, pool in zip(row[at:], self._layout.pools, strict=False)]
+    def _bytes(self, row: NDArray[np.float64], at: int) -> dict[str, float]:
+        pools = self._layout.pools
+        return {pool.name: float(pages) * pool.stride_bytes for pages, pool in zip(row[at:], pools, strict=False)}
 
     def waiting_seconds(self) -> dict[str, float]:
         """Return request-seconds of waiting by reason code; codes that never stood are left out."""

@@ -128,6 +128,10 @@ def test_our_own_server_tells_of_its_arena(server: LiveServer) -> None:
         parts = [series["free_bytes"][at], series["hole_bytes"][at]]
         parts += [values[at] for kind in ("held_bytes", "cached_bytes") for values in series[kind].values()]
         assert sum(parts) == pytest.approx(run["arena"]["bytes"])
+    arena = run["arena"]
+    assert sum(arena["held_bytes"].values()) == pytest.approx(arena["held_share"] * arena["bytes"])
+    shares = [arena[f"{kind}_share"] for kind in ("held", "cached", "holes", "free")]
+    assert sum(shares) == pytest.approx(1.0)
 
 
 def test_what_was_seen_becomes_the_same_report(server: LiveServer) -> None:

@@ -145,6 +145,18 @@ def test_a_saturated_run_has_means_from_the_first_refusal_to_the_last_hand_over(
     assert simulate(setup, jobs).seconds == 69_005.0
 
 
+def test_the_bytes_of_each_pool_add_up_to_the_shares_of_the_arena() -> None:
+    """One window for both: means over the whole run would have warm-up and drain in the bytes and not in the shares."""
+    jobs = workload(*(job(f"j{number}", prompt=30, output=9) for number in range(90)))
+    outcome = simulate(small_setup(pages=50, step_tokens=16, prefix_cache=True), jobs, saturated=True)
+    assert outcome.middle_seconds[1] < outcome.seconds
+    arena = outcome.arena
+    assert sum(arena.held_bytes.values()) == pytest.approx(arena.held_share * arena.bytes)
+    assert sum(arena.cached_bytes.values()) == pytest.approx(arena.cached_share * arena.bytes)
+    parts = (arena.held_share, arena.cached_share, arena.holes_share, arena.free_share)
+    assert sum(parts) == pytest.approx(1.0)
+
+
 def test_neither_warm_up_nor_drain_count_in_a_saturated_run() -> None:
     jobs = workload(*(job(f"j{number}", prompt=30, output=9) for number in range(90)))
     outcome = simulate(small_setup(pages=50, step_tokens=16), jobs, saturated=True)

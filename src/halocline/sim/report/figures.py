@@ -206,6 +206,7 @@ ARENA = (
         "share of the arena",
         "free pages in slabs that a pool owns, " + MIDDLE,
     ),
+    _figure("arena", "free", "arena.free_share", share, "share of the arena", "slabs that no pool owns, " + MIDDLE),
     _figure(
         "arena",
         "waste",
@@ -280,14 +281,19 @@ def reason_figures(outcomes: Sequence[Outcome]) -> list[Figure]:
 
 
 def kind_figures(outcomes: Sequence[Outcome]) -> list[Figure]:
-    """Return the mean bytes of each pool, held and cached."""
+    """Return the mean bytes of each pool, held and cached: over the same time as the shares, which they add up to."""
     pools: dict[str, None] = {}
     for outcome in outcomes:
-        pools |= dict.fromkeys(value_at(outcome, ("mean_bytes", "held")) or {})
+        pools |= dict.fromkeys(value_at(outcome, ("arena", "held_bytes")) or {})
     words = {"held": "held by requests", "cached": "kept in the prefix cache"}
     return [
         Figure(
-            "arena", f"{pool} {kind}", ("mean_bytes", kind, pool), size, "bytes", f"of this pool {text}, mean over all"
+            "arena",
+            f"{pool} {kind}",
+            ("arena", f"{kind}_bytes", pool),
+            size,
+            "bytes",
+            f"of this pool {text}, {MIDDLE}",
         )
         for kind, text in words.items()
         for pool in pools

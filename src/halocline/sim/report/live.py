@@ -122,17 +122,20 @@ def _arena(seen: Seen, tokens: dict[str, Any]) -> dict[str, Any]:
     gauge = seen.gauge
     lasts = gauge.series.seconds
     means = (gauge.series.means() * lasts[:, None]).sum(axis=0) / max(float(lasts.sum()), 1e-300)
-    pools = len(gauge.pools)
-    held, cached = means[POOLS : POOLS + pools].sum(), means[POOLS + pools :].sum()
+    pools = gauge.pools
+    held, cached = (dict(zip(pools, row.tolist(), strict=True)) for row in means[POOLS:].reshape(2, len(pools)))
     counted = {name: _counted(seen.before, seen.after, f"halocline_{key}_total") for name, key in COUNTERS.items()}
     tokens |= {name: counted.pop(name) for name in ("computed", "recomputed")}
     return {
         "kv_bytes": int(after.total),
         "arena": {
             "bytes": int(after.total),
-            "held_share": float(held) / after.total,
-            "cached_share": float(cached) / after.total,
+            "held_share": sum(held.values()) / after.total,
+            "cached_share": sum(cached.values()) / after.total,
             "holes_share": float(means[HOLES]) / after.total,
+            "free_share": float(means[FREE]) / after.total,
+            "held_bytes": held,
+            "cached_bytes": cached,
         },
         **counted,
     }

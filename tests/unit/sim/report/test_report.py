@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from halocline.errors import ConfigError, FailedError
-from halocline.sim.outcome import REASONS, ArenaUse, Concurrency, PoolShape
+from halocline.sim.outcome import REASONS, Concurrency, PoolShape
 from halocline.sim.report import figures, html, summary
 from halocline.sim.report.figure import seconds, value_at
 from halocline.sim.report.host_figures import HOST, host_figures
 from halocline.sim.report.json import as_json, check_writable, write
 from halocline.sim.report.plots import plots
-from testing.outcomes import GIB, POINTS, document, host_use, outcome
+from testing.outcomes import GIB, POINTS, arena_use, document, host_use, outcome
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>[red]&amp;</textarea>"
 
@@ -111,7 +111,7 @@ def test_a_figure_that_no_run_has_has_no_line() -> None:
 
 
 def test_what_was_while_memory_was_short_is_no_zero_where_it_never_was() -> None:
-    calm = outcome("full", concurrency=Concurrency(4.0, 9, None), arena=ArenaUse(16 * GIB, 0.1, 0.2, 0.0, 0.0, None))
+    calm = outcome("full", concurrency=Concurrency(4.0, 9, None), arena=arena_use(held_share_while_waiting=None))
     cells = cells_of(document(outcome(), calm))
     assert cells["concurrency: while memory is short"] == ["37.00", "-"]
     assert cells["arena: held while memory is short"] == ["97.0 %", "-"]
