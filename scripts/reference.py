@@ -123,9 +123,10 @@ shows `-`.
 Held, cached, holes and free are together the whole arena; the bytes of each pool (`arena.held_bytes.POOL`,
 `arena.cached_bytes.POOL`) are means over the same time and add up to the shares. `mean_bytes.held` and
 `mean_bytes.cached` have the mean bytes of each pool over the whole run, warm-up and drain of a saturated one included.
-`pools` says how the arena is cut, `middle_seconds` from when to when the means of a saturated run are taken, `series`
-has the run over time in at most 1,000 intervals (each value a mean over its interval), `window` the steps of
-`--window`.
+`rejections`, where there are any, has the longest prompt plus output that is served, what made it so, and the words of
+the first refusal; the terminal and the page say the same. `pools` says how the arena is cut, `middle_seconds` from when
+to when the means of a saturated run are taken, `series` has the run over time in at most 1,000 intervals (each value a
+mean over its interval), `window` the steps of `--window`.
 
 ### Waiting
 

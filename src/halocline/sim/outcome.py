@@ -26,10 +26,22 @@ class RequestCounts:
     arrived: int
     finished: int
     rejected: int
-    """Could never run in this arena or model: refused at the door."""
+    """Could never run in this arena or model: refused at the door, for a reason that is in `Outcome.rejections`."""
     failed: int
     aborted: int
     """Left by their client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejections:
+    """Why requests were rejected: what would have been served, and what the first one was told."""
+
+    max_model_len: int
+    """The longest prompt plus output that is served."""
+    limited_by: str
+    """In words: the model's own limit, the longest that fits the arena, or as set."""
+    first: str
+    """Its id and the words of its refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +240,20 @@ class Outcome:
     window: tuple[StepRecord, ...] = ()
     host: HostUse | None = None
     """None without a host arena."""
+    rejections: Rejections | None = None
+    """None when nobody was rejected."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: dicts, lists, numbers and text, keys as the fields are called."""
         plain = _plain(self)
         assert isinstance(plain, dict), f"an outcome became a {type(plain).__name__}"
         concurrency, arena = plain["concurrency"], plain["arena"]
-        optional = (plain, "host"), (concurrency, "mean_while_waiting"), (arena, "held_share_while_waiting")
+        optional = (
+            (plain, "host"),
+            (plain, "rejections"),
+            (concurrency, "mean_while_waiting"),
+            (arena, "held_share_while_waiting"),
+        )
         for part, key in optional:
             if part[key] is None:
                 del part[key]  # a report says nothing of what there is not

@@ -70,6 +70,13 @@ def test_patience_that_outlasts_the_request_does_not_prolong_the_run() -> None:
 def test_what_can_never_run_is_rejected_and_the_others_go_on() -> None:
     outcome = simulate(small_setup(pages=16), workload(job("a"), job("huge", prompt=300), job("b")))
     assert (outcome.requests.rejected, outcome.requests.finished, outcome.tokens.prompt) == (1, 2, 20)
+    why = outcome.rejections
+    assert why is not None
+    assert (why.max_model_len, why.limited_by) == (49, "the longest that fits the arena"), (
+        "16 pages less 3 and the floor"
+    )
+    assert why.first.startswith("huge: a prompt of 300 tokens with 1 to generate is too long")
+    assert "rejections" not in simulate(small_setup(), workload(job("a"))).to_dict()
     assert outcome.goodput.share == 0.0  # a token a second is not 100 ms
     slow = simulate(
         small_setup(pages=16, tpot_limit_seconds=1.0), workload(job("a"), job("huge", prompt=300), job("b"))

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from halocline.errors import ConfigError, FailedError
-from halocline.sim.outcome import REASONS, Concurrency, PoolShape
+from halocline.sim.outcome import REASONS, Concurrency, PoolShape, Rejections
 from halocline.sim.report import figures, html, summary
 from halocline.sim.report.figure import seconds, value_at
 from halocline.sim.report.host_figures import HOST, host_figures
@@ -303,6 +303,22 @@ def test_a_run_without_an_arena_has_a_page_without_its_plot() -> None:
     del record["outcomes"][0]["series"], record["outcomes"][0]["arena"]
     assert [plot.key for plot in plots(record["outcomes"])] == ["ttft_seconds", "tpot_seconds", "e2e_seconds"]
     Page(html.page(record))
+
+
+# ---- why requests were rejected
+
+
+def test_why_requests_were_rejected_is_said_beside_the_table_and_on_the_page() -> None:
+    why = Rejections(17_761, "the longest that fits the arena", "line 17: a prompt of 111853 tokens is <b>too long</b>")
+    record = document(outcome(rejections=why), outcome("full"))
+    (line,) = summary.remarks(record)
+    assert line == (
+        "shared rejected 4 of 600 requests: max_model_len is 17,761 tokens (the longest that fits the arena); the "
+        "first was told, line 17: a prompt of 111853 tokens is <b>too long</b>"
+    )
+    assert line in Page(html.page(record)).text
+    assert summary.remarks(document()) == []
+    assert not [text for text in Page(html.page(document())).text if "rejected 4" in text]
 
 
 # ---- the host arena
