@@ -14,6 +14,7 @@ from halocline.memory.layout import ArenaLayout
 from halocline.memory.retention import Chunked, Full, Sliding, State
 from halocline.memory.sizing import (
     UNLIMITED_TOKENS,
+    Caps,
     Limits,
     ModelLength,
     auto_device_kv_bytes,
@@ -79,7 +80,7 @@ def test_a_uniform_cache_does_not_store_the_last_token_either() -> None:
 
 
 def test_where_every_layer_is_full_the_uniform_cache_holds_as_many_as_the_arena() -> None:
-    layout = small_layout(Full(), page_tokens=4, slabs=9)  # a slab for the floor, which no uniform cache has
+    layout = small_layout(Full(), page_tokens=4, slabs=9)
     length = longest_request(layout)
     facts = capacity_facts(layout, None, replace(LIMITS, step_tokens=64, max_model_len=length))
     row = facts.concurrency[-1]
@@ -279,10 +280,19 @@ def test_the_capacity_block_says_what_a_reader_asks_first() -> None:
         "pool full: 3 layers, page 48 KiB (16 positions), 5 per slab, padding 0 B (0.00%)",
         "pool sliding-512: 15 layers, page 240 KiB (16 positions), 1 per slab, padding 0 B (0.00%)",
         "longest request 84641 tokens; max_model_len 32768 (the model's own limit)",
-        "static:0.8",
-        "uniform",
     ):
         assert text in block
+
+
+def test_the_capacity_block_calls_a_policy_what_plan_and_replay_call_it() -> None:
+    layout, limits = model_layout("gemma-3-270m", 256 * MIB), replace(LIMITS, max_model_len=4096)
+
+    def heads(caps: Caps | None) -> list[str]:
+        head = next(line for line in capacity_facts(layout, caps, limits).lines() if line.startswith("requests"))
+        return head.removeprefix("requests at once, prompt + output").split()
+
+    assert heads(None) == ["shared", "static:0.8", "full"]
+    assert heads(static_caps(layout, 0.5)) == ["as", "set", "static:0.8", "full"]
 
 
 def test_the_capacity_block_names_states_and_shares() -> None:
