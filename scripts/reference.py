@@ -81,6 +81,9 @@ def migrate() -> str:
     return "\n".join(lines) + "\n"
 
 
+ALIGNED = ("admission", "step_tokens", "max_running_requests")
+"""Settings of a server that a replay has other defaults for."""
+
 REPLAY = """
 # `halocline replay`
 
@@ -105,10 +108,14 @@ Bytes and page tokens are written as [for the server](flags.md#small-languages);
 `ms`, `s`, `min` or `h`, or plain seconds. Besides the server's policies a replay knows `equal-pages` (every kind
 padded to one page size, as engines with one block size do) and `full` (every layer keeps every position).
 
+Defaults suit a large device. As `halocline serve` decides by default:
+`{aligned}`.
+
 ## Generators
 
 `NAME:KEY=VALUE,KEY=VALUE`; what is not given has its default. `flip:60:ONE|OTHER` takes turns of 60 seconds between two
-workloads, each of them a generator or a file. The same text and seed are the same workload on every machine.
+workloads, each of them a generator or a file, each as many as the shorter one has; what the longer one still had is
+left out. The same text and seed are the same workload on every machine.
 
 {generators}
 
@@ -168,6 +175,8 @@ def replay() -> str:
     for each in rows:
         default = "" if each.default is None else f"`{default_text(each.default)}`"
         flags.append((f"`{flag_of(each.name)}`", default, each.metadata["help"]))
+    served = {each.name: each.default for each in fields(Config)}
+    aligned = " ".join(f"{flag_of(name)} {default_text(served[name])}" for name in ALIGNED)
     groups = (figures.REQUESTS, figures.LATENCIES, figures.TOKENS, figures.ARENA, HOST, figures.RUN)
     reasons = [
         ("code", "the first in line waits because"),
@@ -175,6 +184,7 @@ def replay() -> str:
     ]
     return MADE + REPLAY.format(
         flags=_table(flags),
+        aligned=aligned,
         generators=_generators(),
         figures="\n\n".join(map(_figures, groups)),
         reasons=_table(reasons),
