@@ -149,7 +149,8 @@ def table_of(record: Json) -> str:
             wanted = f", goal {goal:g}" if goal else ""
             cells.append(f"{value:.2f}" if kind == "oracle" else f"{value:.2f} ({over[kind]:.4f}{wanted})")
         share = row["real_prefill_held_share_while_memory_lacks"]
-        lines.append(f"| {row['trace']} | {' | '.join(cells)} | {share:.1%} |")
+        held = "never short" if share is None else f"{share:.1%}"
+        lines.append(f"| {row['trace']} | {' | '.join(cells)} | {held} |")
     return "\n".join(lines) + "\n"
 
 

@@ -105,7 +105,7 @@ def concurrency() -> dict[str, float]:
     prompt, output = 2048, 128
     with running_server(Config(model=MODEL, dtype="bfloat16", port=0, kv_bytes=KV_BYTES)) as server:
         figures = asyncio.run(peak(server.url, Load(24, 24, prompt, output)))
-    exact, uniform = on_paper(prompt + output)
+    exact, uniform = on_paper(prompt + output - 1)  # the last token's KV is never stored
     print(f"256 MiB of KV, {prompt} + {output} tokens: {figures} at once; exact {exact}, uniform {uniform}")
     return {"peak_concurrency": figures, "exact_concurrency": exact, "uniform_concurrency": uniform}
 
@@ -117,13 +117,13 @@ async def peak(url: str, load: Load) -> int:
     return int(watch.last[PEAK_RUNNING])
 
 
-def on_paper(tokens: int, page_tokens: int = 16) -> tuple[int, int]:
+def on_paper(positions: int, page_tokens: int = 16) -> tuple[int, int]:
     """Return floor(bytes / bytes of one request): exact per kind, and with all layers at full length.
 
     Gemma 3 270M: 3 full and 15 sliding layers (512), one KV head of 256, bf16: 1 KiB per position and layer.
     """
     page_bytes = 1024 * page_tokens
-    full_pages = ceil_div(tokens, page_tokens)
+    full_pages = ceil_div(positions, page_tokens)
     window_pages = min(full_pages, ceil_div(512 - 1, page_tokens) + 1)
     exact = (3 * full_pages + 15 * window_pages) * page_bytes
     return KV_BYTES // exact, KV_BYTES // (18 * full_pages * page_bytes)

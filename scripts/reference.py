@@ -82,6 +82,9 @@ def migrate() -> str:
     return "\n".join(lines) + "\n"
 
 
+ALIGNED = ("admission", "step_tokens", "max_running_requests")
+"""Settings of a server that a replay has other defaults for."""
+
 REPLAY = """
 # `halocline replay`
 
@@ -106,10 +109,14 @@ Bytes and page tokens are written as [for the server](flags.md#small-languages);
 `ms`, `s`, `min` or `h`, or plain seconds. Besides the server's policies a replay knows `equal-pages` (every kind
 padded to one page size, as engines with one block size do) and `full` (every layer keeps every position).
 
+Defaults suit a large device. As `halocline serve` decides by default:
+`{aligned}`.
+
 ## Generators
 
 `NAME:KEY=VALUE,KEY=VALUE`; what is not given has its default. `flip:60:ONE|OTHER` takes turns of 60 seconds between two
-workloads, each of them a generator or a file. The same text and seed are the same workload on every machine.
+workloads, each of them a generator or a file, each as many as the shorter one has; what the longer one still had is
+left out. The same text and seed are the same workload on every machine.
 
 {generators}
 
@@ -121,9 +128,13 @@ shows `-`.
 
 {figures}
 
-`mean_bytes.held` and `mean_bytes.cached` have the mean bytes of each pool over the whole run. `pools` says how the
-arena is cut, `middle_seconds` from when to when the means of a saturated run are taken, `series` has the run over
-time in at most 1,000 intervals (each value a mean over its interval), `window` the steps of `--window`.
+Held, cached, holes and free are together the whole arena; the bytes of each pool (`arena.held_bytes.POOL`,
+`arena.cached_bytes.POOL`) are means over the same time and add up to the shares. `mean_bytes.held` and
+`mean_bytes.cached` have the mean bytes of each pool over the whole run, warm-up and drain of a saturated one included.
+`rejections`, where there are any, has the longest prompt plus output that is served, what made it so, and the words of
+the first refusal; the terminal and the page say the same. `pools` says how the arena is cut, `middle_seconds` from when
+to when the means of a saturated run are taken, `series` has the run over time in at most 1,000 intervals (each value a
+mean over its interval), `window` the steps of `--window`.
 
 ### Waiting
 
@@ -146,7 +157,8 @@ differs from a simulation:
 * A later turn has the answer that was given in its prompt, where the server tells its tokens (`return_token_ids`);
   elsewhere it has the trace's, and reuse ends where the earlier prompt ended.
 * `tokens.cached` and `hit_rate` are there if the server tells `cached_tokens` in `usage`; arena, moves, retractions
-  and computed tokens if it is a Halocline, from its `/metrics`. Steps, digest and padding are not.
+  and computed tokens if it is a Halocline, from its `/metrics`. Steps, digest and padding are not, nor what was while
+  memory is short: a client cannot see what others wait for. The arena's shares and bytes are means over the whole run.
 * A request that is answered 4xx is *rejected*, any other error makes it *failed*; `errors` has the server's words and
   how often. `run: sent late` says how far the client itself lagged behind the trace.
 
@@ -164,6 +176,8 @@ def replay() -> str:
     for each in rows:
         default = "" if each.default is None else f"`{default_text(each.default)}`"
         flags.append((f"`{flag_of(each.name)}`", default, each.metadata["help"]))
+    served = {each.name: each.default for each in fields(Config)}
+    aligned = " ".join(f"{flag_of(name)} {default_text(served[name])}" for name in ALIGNED)
     groups = (figures.REQUESTS, figures.LATENCIES, figures.TOKENS, figures.ARENA, HOST, figures.RUN)
     reasons = [
         ("code", "the first in line waits because"),
@@ -171,6 +185,7 @@ def replay() -> str:
     ]
     return MADE + REPLAY.format(
         flags=_table(flags),
+        aligned=aligned,
         generators=_generators(),
         figures="\n\n".join(map(_figures, groups)),
         reasons=_table(reasons),

@@ -42,6 +42,7 @@ __all__ = [
     "open_client",
     "prepare",
     "read_figures",
+    "remarks",
     "run",
     "summary",
     "write",
@@ -150,6 +151,13 @@ def summary(record: Mapping[str, Any], width: int | None = None) -> list[Table]:
     from halocline.sim.report.summary import tables
 
     return tables(record, width)
+
+
+def remarks(record: Mapping[str, Any]) -> list[str]:
+    """Return what else is to be said of a record, a sentence each."""
+    from halocline.sim.report.summary import remarks as remarks_on
+
+    return remarks_on(record)
 
 
 # ---- what is asked

@@ -72,7 +72,7 @@ def test_the_requests_at_once_are_as_tabled(row: Row) -> None:
     prompt, output = map(int, re.findall(r"\d+", row["prompt + output"]))
     assert concurrency(layout, None, prompt, output) == int(row["here"])
     assert concurrency(layout, static_caps(layout, STATIC_RATIO), prompt, output) == int(row["static"])
-    assert uniform_concurrency(layout, prompt + output) == int(row["uniform"])
+    assert uniform_concurrency(layout, prompt, output) == int(row["uniform"])
 
 
 @table("sizing.md", "Longest request")

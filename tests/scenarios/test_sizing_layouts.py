@@ -213,7 +213,7 @@ def b5_layout() -> ArenaLayout:
 
 def one_slot_per_token(layout: ArenaLayout, prompt_tokens: int, new_tokens: int) -> int:
     """Give the draft a slot for every token of the target."""
-    return uniform_concurrency(layout, prompt_tokens + new_tokens)
+    return uniform_concurrency(layout, prompt_tokens, new_tokens)
 
 
 def by_window(layout: ArenaLayout, prompt_tokens: int, new_tokens: int) -> int:
@@ -225,7 +225,7 @@ def check_b5(sessions: Callable[[ArenaLayout, int, int], int]) -> None:
     target, own = layout.pools
     assert round(target.page_bytes / 16 / 1024, 1) == 59.6
     assert own.page_bytes / 16 == 20 * 1024
-    ratio = sessions(layout, 32_000, 768) / uniform_concurrency(layout, 32_768)
+    ratio = sessions(layout, 32_000, 768) / uniform_concurrency(layout, 32_000, 768)
     assert ratio == pytest.approx(1.31, abs=0.01)
 
 

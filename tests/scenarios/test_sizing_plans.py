@@ -67,7 +67,7 @@ def tokens_of_all_layers(name: str, kv_bytes: int, length: tuple[int, int]) -> i
     """Count as calculators do that know one size of a token: every layer keeps every position."""
     shape = resolve(name).shape
     layout = lay_out_layers(Config(), shape.layers, shape.max_model_len, kv_bytes).layout
-    return uniform_concurrency(layout, sum(length))
+    return uniform_concurrency(layout, *length)
 
 
 def full_layers_alone(name: str, kv_bytes: int, length: tuple[int, int]) -> int:

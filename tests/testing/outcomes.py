@@ -64,6 +64,22 @@ def step(number: int, *segments: SegmentRecord, **changes: Any) -> StepRecord:
     return replace(plain, **changes)
 
 
+def arena_use(**changes: Any) -> ArenaUse:
+    """Return where the bytes of an arena of 16 GiB were."""
+    plain = ArenaUse(
+        bytes=16 * GIB,
+        held_share=0.5625,
+        cached_share=0.25,
+        holes_share=0.02,
+        free_share=0.1675,
+        waste_share=0.001,
+        held_share_while_waiting=0.97,
+        held_bytes={"full": 6.0 * GIB, "sliding-1024": 3.0 * GIB},
+        cached_bytes={"full": 1.0 * GIB, "sliding-1024": 3.0 * GIB},
+    )
+    return replace(plain, **changes)
+
+
 def outcome(policy: str = "shared", *, running: float = 36.0, **changes: Any) -> Outcome:
     """Return one run's figures; `changes` replace whole fields."""
     made = Outcome(
@@ -90,7 +106,7 @@ def outcome(policy: str = "shared", *, running: float = 36.0, **changes: Any) ->
         moves=321,
         moved_bytes=5 * GIB,
         evicted_bytes=90 * GIB,
-        arena=ArenaUse(16 * GIB, 0.61, 0.25, 0.02, 0.001, 0.97),
+        arena=arena_use(),
         waiting_seconds={"memory": 1234.5, "slots": 0.0},
         series=series(running),
         pools=(

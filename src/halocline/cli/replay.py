@@ -39,6 +39,8 @@ def replay(settings: root.ReplaySettings) -> None:
     width = console.width if console.is_terminal else None
     for table in root.summary(record, width):
         console.print(table, width=None if width else WIDEST, crop=False)
+    for remark in root.remarks(record):
+        console.print(remark, markup=False, soft_wrap=True)
     for words, times in errors(record):
         console.print(f"{times} times: {words}", markup=False, soft_wrap=True)
     if settings.json == "-":

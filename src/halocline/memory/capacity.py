@@ -80,25 +80,29 @@ def mix_concurrency(layout: ArenaLayout, caps: Caps | None, mix: Mix, checkpoint
     return max(0, largest(1, layout.slabs * max(pool.pages_per_slab for pool in layout.pools), fits))
 
 
-def exact_concurrency(layout: ArenaLayout, tokens: int) -> int:
-    """Return floor(budget / bytes of one request that holds `tokens`), the yardstick without slabs and floor.
+def exact_concurrency(layout: ArenaLayout, prompt_tokens: int, output_tokens: int) -> int:
+    """Return floor(budget / bytes of one such request), the yardstick without slabs and floor.
 
-    Such a request holds all its full pages, whole windows with their straddling page, and its state; no padding.
+    It holds all its full pages, whole windows with their straddling page, and its state; no padding.
     """
-    one = resident(layout, 1, tokens)
+    one = resident(layout, prompt_tokens, output_tokens)
     request_bytes = sum(pages * pool.page_bytes for pages, pool in zip(one, layout.pools, strict=True))
     return layout.budget_bytes // request_bytes
 
 
-def uniform_concurrency(layout: ArenaLayout, tokens: int) -> int:
-    """Return how many requests of `tokens` fit the same budget when every layer keeps every position."""
-    return layout.budget_bytes // uniform_request_bytes(layout, tokens)
+def uniform_concurrency(layout: ArenaLayout, prompt_tokens: int, output_tokens: int) -> int:
+    """Return how many such requests fit the same budget when every layer keeps every position."""
+    return layout.budget_bytes // uniform_request_bytes(layout, prompt_tokens, output_tokens)
 
 
-def uniform_request_bytes(layout: ArenaLayout, tokens: int) -> int:
-    """Return the bytes of a request of `tokens` when every layer keeps every position; states stay what they are."""
+def uniform_request_bytes(layout: ArenaLayout, prompt_tokens: int, output_tokens: int) -> int:
+    """Return the bytes of such a request when every layer keeps every position; states stay what they are.
+
+    The last token of the output is never computed, so that its position is not kept here either.
+    """
+    positions = prompt_tokens + output_tokens - 1
     return sum(
-        pool.page_bytes * ceil_to(tokens if pool.is_positional else 1, pool.page_tokens) // pool.page_tokens
+        pool.page_bytes * ceil_to(positions if pool.is_positional else 1, pool.page_tokens) // pool.page_tokens
         for pool in layout.pools
     )
 

@@ -121,9 +121,11 @@ class CapacityFacts:
     def _table(self) -> list[str]:
         if not self.concurrency:
             return []
-        heads = ("requests at once, prompt + output", "here", f"static:{self.static_ratio:g}", "uniform")
+        # The names of the policies, as plan and replay have them; which split is set is not known here.
+        ours = "shared" if all(pool.cap_slabs is None for pool in self.pools) else "as set"
+        heads = ("requests at once, prompt + output", ours, f"static:{self.static_ratio:g}", "full")
         rows = [
             (f"{row.prompt_tokens} + {row.output_tokens}", row.requests, row.static_requests, row.uniform_requests)
             for row in self.concurrency
         ]
-        return [f"{name:<34} {ours:>8} {static:>11} {uniform:>9}" for name, ours, static, uniform in (heads, *rows)]
+        return [f"{name:<34} {held:>8} {static:>11} {full:>9}" for name, held, static, full in (heads, *rows)]

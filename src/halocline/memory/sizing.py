@@ -138,7 +138,7 @@ def capacity_facts(
                 output,
                 concurrency(layout, caps, prompt, output, limits.checkpoints),
                 concurrency(layout, static, prompt, output, limits.checkpoints),
-                uniform_concurrency(layout, prompt + output),
+                uniform_concurrency(layout, prompt, output),
             )
             for prompt, output in shown
         ),

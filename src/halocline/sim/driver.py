@@ -81,6 +81,8 @@ class Driver:
         self.moved_bytes = 0
         self.prompt_tokens = 0
         self.ended = 0
+        self.first_rejection: str | None = None
+        """Whose it was, and its words."""
         self.digest = Digest()
         self.window: list[StepRecord] = []
 
@@ -157,6 +159,7 @@ class Driver:
                 how = "aborted" if update.finish_reason == "abort" else "finished"
             elif isinstance(update, Rejected):
                 how = "rejected"
+                self.first_rejection = self.first_rejection or f"{update.request_id}: {update.message}"
                 self.prompt_tokens -= self._live[update.request_id].job.prompt_tokens
             elif isinstance(update, Failed):
                 how = "failed"

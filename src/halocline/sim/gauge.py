@@ -29,7 +29,7 @@ class Integrals:
 
 
 class Gauge:
-    """Counts of now, and their integrals: over the run, while somebody waited, and over the middle.
+    """Counts of now, and their integrals: over the run and over the middle.
 
     The middle is the time between `press` and `drain`. The server's arena, where it shows one, is taken as it was at
     the last look.
@@ -38,7 +38,7 @@ class Gauge:
     def __init__(self, pools: tuple[str, ...] = ()) -> None:
         self.pools = pools
         self.running = self.waiting = self.peak_running = 0
-        self.run, self.while_waiting, self.middle = Integrals(), Integrals(), Integrals()
+        self.run, self.middle = Integrals(), Integrals()
         self.series = Thinned(POOLS + 2 * len(pools))
         self.pressed_at, self.drained_at = inf, inf
         self._changed_at = self._sampled_at = 0.0
@@ -90,7 +90,5 @@ class Gauge:
         seconds, self._changed_at = now - self._changed_at, now
         for each in (self.run, self._last):
             each.add(seconds, self.running, self.waiting)
-        if self.waiting:
-            self.while_waiting.add(seconds, self.running, self.waiting)
         if self.pressed_at < inf and self.drained_at == inf:
             self.middle.add(seconds, self.running, self.waiting)

@@ -184,9 +184,9 @@ def _agents(source: str, values: Mapping[str, float]) -> Workload:
 def flip(one: Workload, other: Workload, seconds: float) -> Workload:
     """Return both in turns of `seconds`: the clock of one stands still while the other's runs.
 
-    It ends when the turn comes to one that has no jobs left. Jobs keep their distance within a turn; one with `after`
-    still waits for its predecessor only. Raises ConfigError when `seconds` is not from LEAST_TURN_SECONDS
-    to ten years.
+    Each has as many turns as the shorter one: what the longer one still had is left out. Jobs keep their distance
+    within a turn; one with `after` still waits for its predecessor only. Raises ConfigError when `seconds` is not from
+    LEAST_TURN_SECONDS to ten years.
     """
     if not LEAST_TURN_SECONDS <= seconds <= MOST_SECONDS:
         bounds = f"at least {LEAST_TURN_SECONDS:g} and at most {MOST_SECONDS:g}"

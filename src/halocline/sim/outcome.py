@@ -26,10 +26,22 @@ class RequestCounts:
     arrived: int
     finished: int
     rejected: int
-    """Could never run in this arena or model: refused at the door."""
+    """Could never run in this arena or model: refused at the door, for a reason that is in `Outcome.rejections`."""
     failed: int
     aborted: int
     """Left by their client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejections:
+    """Why requests were rejected: what would have been served, and what the first one was told."""
+
+    max_model_len: int
+    """The longest prompt plus output that is served."""
+    limited_by: str
+    """In words: the model's own limit, the longest that fits the arena, or as set."""
+    first: str
+    """Its id and the words of its refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +51,9 @@ class Concurrency:
     mean: float
     """Over the middle of the run."""
     peak: int
-    mean_while_waiting: float
-    """Over the time in which somebody waited for memory; 0 when nobody ever did."""
+    mean_while_waiting: float | None
+    """Over the time in which the most senior waiting request was refused for want of memory; None when none ever was.
+    Whoever waits for request slots alone says nothing of what the memory holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +108,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class ArenaUse:
-    """Where the arena's bytes were: shares of all slabs' bytes, means over the middle of the run."""
+    """Where the arena's bytes were: means over the middle of the run, so that all of them can be added up.
+
+    Held, cached, holes and free are shares of all slabs' bytes and together all of them.
+    """
 
     bytes: int
     """Bytes of all slabs; the remainder of the budget that makes no whole slab is not in it."""
@@ -105,10 +121,17 @@ class ArenaUse:
     """Evictable pages of the prefix cache."""
     holes_share: float
     """Free pages in slabs that a pool owns."""
+    free_share: float
+    """Slabs that no pool owns."""
     waste_share: float
     """Padding: bytes of live pages, held or cached, that no layer uses. Part of the two shares above."""
-    held_share_while_waiting: float
-    """`held_share` over the time in which the most senior waiting request was refused for want of memory; else 0."""
+    held_share_while_waiting: float | None
+    """`held_share` over the time in which the most senior waiting request was refused for want of memory; None when
+    none ever was."""
+    held_bytes: dict[str, float]
+    """By pool: what `held_share` is made of."""
+    cached_bytes: dict[str, float]
+    """By pool: what `cached_share` is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +240,23 @@ class Outcome:
     window: tuple[StepRecord, ...] = ()
     host: HostUse | None = None
     """None without a host arena."""
+    rejections: Rejections | None = None
+    """None when nobody was rejected."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: dicts, lists, numbers and text, keys as the fields are called."""
         plain = _plain(self)
         assert isinstance(plain, dict), f"an outcome became a {type(plain).__name__}"
-        if self.host is None:
-            del plain["host"]  # a report says nothing of what there is not
+        concurrency, arena = plain["concurrency"], plain["arena"]
+        optional = (
+            (plain, "host"),
+            (plain, "rejections"),
+            (concurrency, "mean_while_waiting"),
+            (arena, "held_share_while_waiting"),
+        )
+        for part, key in optional:
+            if part[key] is None:
+                del part[key]  # a report says nothing of what there is not
         return plain
 
 

@@ -2,11 +2,12 @@
 
 The driver tells of every interval of simulated time (a step, a leap, or idleness) with one row of counts:
 
-    running | waiting | free slabs | held pages per pool | cached pages per pool | waiting by reason
+    running | waiting | free slabs | held pages per pool | cached pages per pool | waiting by reason | bytes of holes
 
 Rows are weighted with the interval's seconds and summed by phase: inside the middle of the run or not (see
 `halocline.sim.outcome`), while somebody waits for memory or not. All of them are counts, so that bytes and shares are
-found at the end, once.
+found at the end, once. Holes alone are bytes from the start: what is left of an arena when all else is taken away is a
+whole number in every row, and would be a rounding error, even one below 0, if it were left of sums.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +54,9 @@ class Recorder:
         pools = len(layout.pools)
         self._cached = HELD + pools
         self._reasons = HELD + 2 * pools
-        columns = self._reasons + len(REASONS)
+        self._holes = self._reasons + len(REASONS)
+        columns = self._holes + 1
+        self._strides = [pool.stride_bytes for pool in layout.pools] * 2
         self._phases = {
             (middle, short): _Phase(np.zeros(columns)) for middle in (False, True) for short in (False, True)
         }
@@ -79,7 +83,7 @@ class Recorder:
         self._end = start + seconds
         if not seconds:
             return
-        row = np.array((*counts, *NOBODY))
+        row = np.array((*counts, *NOBODY, self._hole_bytes(counts)))
         if reason:
             row[self._reasons + _AT[reason]] = waiting
         row *= seconds
@@ -87,6 +91,10 @@ class Recorder:
         phase.sums += row
         phase.seconds += seconds
         self._series.add(start, seconds, row)
+
+    def _hole_bytes(self, counts: Sequence[float]) -> float:
+        live_bytes: float = sum(map(mul, counts[HELD:], self._strides))
+        return self._layout.arena_bytes - counts[FREE] * self._layout.slab_bytes - live_bytes
 
     @property
     def _in_middle(self) -> bool:
@@ -147,8 +155,10 @@ class Recorder:
         """Return the mean row over the middle."""
         return self._sum(middle=True).means() if self._has_middle else self._sum().means()
 
-    def _means_while_short(self) -> NDArray[np.float64]:
-        return self._sum(short=True).means()
+    def _means_while_short(self) -> NDArray[np.float64] | None:
+        """Return the mean row over the time in which memory was short; None when it never was."""
+        short = self._sum(short=True)
+        return short.means() if short.seconds else None
 
     def requests(self, arrived: int) -> RequestCounts:
         """Return how requests ended, of `arrived`."""
@@ -156,8 +166,8 @@ class Recorder:
 
     def concurrency(self) -> Concurrency:
         """Return how many ran at once."""
-        mean, short = self._means()[RUNNING], self._means_while_short()[RUNNING]
-        return Concurrency(float(mean), self.peak_running, float(short))
+        mean, short = self._means()[RUNNING], self._means_while_short()
+        return Concurrency(float(mean), self.peak_running, None if short is None else float(short[RUNNING]))
 
     def goodput(self, arrived: int) -> Goodput:
         """Return who was served well, of `arrived`."""
@@ -183,18 +193,26 @@ class Recorder:
         held, cached = self._bytes(means, HELD), self._bytes(means, self._cached)
         live = means[HELD : self._cached] + means[self._cached : self._reasons]
         padding = float(live @ np.array([pool.padding_bytes for pool in layout.pools]))
-        free = float(means[FREE]) * layout.slab_bytes
-        total = layout.arena_bytes
-        holes = total - free - sum(held) - sum(cached) if self._end else 0.0
-        short = sum(self._bytes(self._means_while_short(), HELD))
-        return ArenaUse(total, sum(held) / total, sum(cached) / total, holes / total, padding / total, short / total)
+        total, short = layout.arena_bytes, self._means_while_short()
+        return ArenaUse(
+            bytes=total,
+            held_share=sum(held.values()) / total,
+            cached_share=sum(cached.values()) / total,
+            holes_share=float(means[self._holes]) / total,
+            free_share=float(means[FREE]) / layout.slabs,
+            waste_share=padding / total,
+            held_share_while_waiting=None if short is None else sum(self._bytes(short, HELD).values()) / total,
+            held_bytes=held,
+            cached_bytes=cached,
+        )
 
-    def _bytes(self, row: NDArray[np.float64], at: int) -> list[float]:
-        return [float(pages) * pool.stride_bytes for pages, pool in zip(row[at:], self._layout.pools, strict=False)]
+    def _bytes(self, row: NDArray[np.float64], at: int) -> dict[str, float]:
+        pools = self._layout.pools
+        return {pool.name: float(pages) * pool.stride_bytes for pages, pool in zip(row[at:], pools, strict=False)}
 
     def waiting_seconds(self) -> dict[str, float]:
         """Return request-seconds of waiting by reason code; codes that never stood are left out."""
-        sums = self._sum().sums[self._reasons :]
+        sums = self._sum().sums[self._reasons : self._holes]
         return {code: float(total) for code, total in zip(REASONS, sums, strict=True) if total}
 
     def series(self) -> Series:
@@ -207,9 +225,6 @@ class Recorder:
                 for at, pool in enumerate(layout.pools)
             }
 
-        strides = np.array([pool.stride_bytes for pool in layout.pools], dtype=np.float64)
-        free = means[:, FREE] * layout.slab_bytes
-        live = (means[:, HELD : self._cached] + means[:, self._cached : self._reasons]) @ strides
         return Series(
             tuple(self._series.starts.tolist()),
             tuple(self._series.seconds.tolist()),
@@ -217,8 +232,8 @@ class Recorder:
             tuple(means[:, WAITING].tolist()),
             pages(HELD),
             pages(self._cached),
-            tuple(free.tolist()),
-            tuple((layout.arena_bytes - free - live).tolist()),
+            tuple((means[:, FREE] * layout.slab_bytes).tolist()),
+            tuple(means[:, self._holes].tolist()),
             {code: tuple(means[:, self._reasons + _AT[code]].tolist()) for code in self.waiting_seconds()},
         )
 

@@ -121,7 +121,7 @@ def request_cost(layout: ArenaLayout, prompt_tokens: int, output_tokens: int) ->
         output_tokens,
         pages,
         tuple(count * pool.stride_bytes for count, pool in zip(pages, layout.pools, strict=True)),
-        uniform_request_bytes(layout, prompt_tokens + output_tokens),
+        uniform_request_bytes(layout, prompt_tokens, output_tokens),
     )
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from halocline.errors import ConfigError
+from halocline.memory.facts import ModelLength
 from halocline.memory.layout import ArenaLayout
 from halocline.memory.sizing import Caps
 from halocline.sim.backend import Stopwatch
 from halocline.sim.driver import Driver, Mode
-from halocline.sim.outcome import Outcome, PoolShape, Tokens
+from halocline.sim.outcome import Outcome, PoolShape, Rejections, Tokens
 from halocline.sim.record import Recorder
 from halocline.sim.setup import Setup, World, build
 from halocline.sim.workload import Workload
@@ -140,7 +141,12 @@ def _outcome(
         pools=_pools(layout, world.caps),
         window=tuple(driver.window),
         host=None if driver.host is None else driver.host.use(figures),
+        rejections=_rejections(world.facts.max_model_len, driver.first_rejection),
     )
+
+
+def _rejections(longest: ModelLength, first: str | None) -> Rejections | None:
+    return None if first is None else Rejections(longest.tokens, longest.reason, first)
 
 
 def _pools(layout: ArenaLayout, caps: Caps | None) -> tuple[PoolShape, ...]:

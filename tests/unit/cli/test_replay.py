@@ -96,6 +96,17 @@ def test_every_generator_is_named_in_the_help(
     assert [option for option in ("--policy", "--saturated", "--server", "--perfetto") if option not in out] == []
 
 
+def test_why_a_request_was_rejected_is_said_and_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("mooncake-like:requests=12", "--model", "gemma-3-270m", "--kv-bytes", "30MiB", "--policy", "shared,full")
+    record, err = replayed(capsys, *asked)
+    for run in record["outcomes"]:
+        why, times = run["rejections"], run["requests"]["rejected"]
+        assert why["limited_by"] == "the longest that fits the arena"
+        assert f"max_model_len is {why['max_model_len']}" in why["first"]
+        assert f"{run['policy']} rejected {times} of 12 requests: max_model_len is {why['max_model_len']:,} " in err
+        assert why["first"] in err
+
+
 def test_a_workload_is_sent_to_a_live_server_and_reported_alike(
     trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from halocline.memory.layout import ArenaLayout
 from halocline.memory.retention import Chunked, Full, Sliding, State
 from halocline.memory.sizing import (
     UNLIMITED_TOKENS,
+    Caps,
     Limits,
     ModelLength,
     auto_device_kv_bytes,
@@ -68,8 +69,23 @@ def test_the_printed_concurrency_leaves_the_spare_state_out_that_prefix_caching_
 
 def test_a_uniform_cache_pays_for_whole_pages_too() -> None:
     layout = resized(small_layout(Full(), Sliding(6), page_tokens=4), 11)  # 22 pages of 4 positions of one layer
-    assert uniform_concurrency(layout, 4) == 5  # one page of each of two layers, both 128 bytes
-    assert uniform_concurrency(layout, 5) == 2
+    assert uniform_concurrency(layout, 3, 1) == 5  # one page of each of two layers, both 128 bytes
+    assert uniform_concurrency(layout, 4, 2) == 2
+
+
+def test_a_uniform_cache_does_not_store_the_last_token_either() -> None:
+    layout = resized(small_layout(Full(), Sliding(6), page_tokens=4), 11)
+    assert uniform_concurrency(layout, 4, 1) == 5
+    assert uniform_concurrency(layout, 1, 4) == 5
+
+
+def test_where_every_layer_is_full_the_uniform_cache_holds_as_many_as_the_arena() -> None:
+    layout = small_layout(Full(), page_tokens=4, slabs=9)
+    length = longest_request(layout)
+    facts = capacity_facts(layout, None, replace(LIMITS, step_tokens=64, max_model_len=length))
+    row = facts.concurrency[-1]
+    assert (row.prompt_tokens, row.output_tokens) == (length - 1, 1)
+    assert (row.requests, row.static_requests, row.uniform_requests) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("slabs", range(1, 30))
@@ -96,8 +112,8 @@ def test_a_model_without_full_attention_has_no_longest_request() -> None:
 
 def test_the_yardsticks_of_the_bench_are_18_exact_and_6_uniform() -> None:
     layout = model_layout("gemma-3-270m", 256 * MIB)
-    assert exact_concurrency(layout, 2176) == 18
-    assert uniform_concurrency(layout, 2176) == 6
+    assert exact_concurrency(layout, 2048, 128) == 18
+    assert uniform_concurrency(layout, 2048, 128) == 6
     assert concurrency(layout, None, 2048, 128) == 18
 
 
@@ -264,10 +280,19 @@ def test_the_capacity_block_says_what_a_reader_asks_first() -> None:
         "pool full: 3 layers, page 48 KiB (16 positions), 5 per slab, padding 0 B (0.00%)",
         "pool sliding-512: 15 layers, page 240 KiB (16 positions), 1 per slab, padding 0 B (0.00%)",
         "longest request 84641 tokens; max_model_len 32768 (the model's own limit)",
-        "static:0.8",
-        "uniform",
     ):
         assert text in block
+
+
+def test_the_capacity_block_calls_a_policy_what_plan_and_replay_call_it() -> None:
+    layout, limits = model_layout("gemma-3-270m", 256 * MIB), replace(LIMITS, max_model_len=4096)
+
+    def heads(caps: Caps | None) -> list[str]:
+        head = next(line for line in capacity_facts(layout, caps, limits).lines() if line.startswith("requests"))
+        return head.removeprefix("requests at once, prompt + output").split()
+
+    assert heads(None) == ["shared", "static:0.8", "full"]
+    assert heads(static_caps(layout, 0.5)) == ["as", "set", "static:0.8", "full"]
 
 
 def test_the_capacity_block_names_states_and_shares() -> None:

@@ -7,9 +7,11 @@ from random import Random
 import numpy as np
 import pytest
 
+from halocline.memory.retention import Full
 from halocline.sim.clock import Agenda
-from halocline.sim.record import latency, percentile
+from halocline.sim.record import Recorder, latency, percentile
 from halocline.sim.series import Thinned
+from testing.layouts import small_layout
 from testing.replays import job, small_setup, workload
 
 
@@ -104,3 +106,14 @@ def test_nothing_is_kept_of_those_who_have_ended_but_a_few_numbers() -> None:
     assert not driver._lobby._impatient
     assert not driver._lobby._agenda._cancelled
     assert len(record.series().time_seconds) <= 1000
+
+
+def test_an_arena_without_holes_has_none_however_long_its_intervals_lasted() -> None:
+    record = Recorder(small_layout(Full(), slabs=9), "open", 10.0, 0.1)
+    now = 0.0
+    for number in range(100):
+        held = number % 10
+        record.interval(now, 0.1, (1, 0, 9 - held, held, 0), 0, "")
+        now += 0.1
+    assert record.arena().holes_share == 0.0, "no rounding of sums may look like a hole, or like less than none"
+    assert set(record.series().hole_bytes) == {0.0}

@@ -70,6 +70,13 @@ def test_patience_that_outlasts_the_request_does_not_prolong_the_run() -> None:
 def test_what_can_never_run_is_rejected_and_the_others_go_on() -> None:
     outcome = simulate(small_setup(pages=16), workload(job("a"), job("huge", prompt=300), job("b")))
     assert (outcome.requests.rejected, outcome.requests.finished, outcome.tokens.prompt) == (1, 2, 20)
+    why = outcome.rejections
+    assert why is not None
+    assert (why.max_model_len, why.limited_by) == (49, "the longest that fits the arena"), (
+        "16 pages less 3 and the floor"
+    )
+    assert why.first.startswith("huge: a prompt of 300 tokens with 1 to generate is too long")
+    assert "rejections" not in simulate(small_setup(), workload(job("a"))).to_dict()
     assert outcome.goodput.share == 0.0  # a token a second is not 100 ms
     slow = simulate(
         small_setup(pages=16, tpot_limit_seconds=1.0), workload(job("a"), job("huge", prompt=300), job("b"))
@@ -100,7 +107,17 @@ def test_who_waits_for_memory_is_counted_by_the_second_and_under_its_reason() ->
     assert outcome.concurrency.peak == 1
     slots = simulate(small_setup(max_running_requests=1), workload(*big))
     assert slots.waiting_seconds == {"slots": 15.0}
-    assert slots.concurrency.mean_while_waiting == 0.0
+    assert slots.concurrency.mean_while_waiting is None, "they waited, but not for memory"
+    assert slots.arena.held_share_while_waiting is None
+
+
+def test_what_was_while_memory_was_short_is_absent_where_it_never_was() -> None:
+    jobs = workload(job("a", prompt=12), job("b", prompt=12))
+    short, plenty = (simulate(small_setup(pages=pages), jobs).to_dict() for pages in (8, 64))
+    assert short["concurrency"]["mean_while_waiting"] == 1.0
+    assert short["arena"]["held_share_while_waiting"] > 0.0
+    assert plenty["concurrency"].keys() == {"mean", "peak"}
+    assert "held_share_while_waiting" not in plenty["arena"]
 
 
 def test_bytes_are_conserved_at_every_point_and_their_sums_over_the_run() -> None:
@@ -133,6 +150,18 @@ def test_a_saturated_run_has_means_from_the_first_refusal_to_the_last_hand_over(
     assert outcome.seconds == 120.0  # 24 rounds of five steps: nobody waited for an arrival
     assert max(seconds for seconds, _ in outcome.ttft_seconds.cdf) <= 120.0
     assert simulate(setup, jobs).seconds == 69_005.0
+
+
+def test_the_bytes_of_each_pool_add_up_to_the_shares_of_the_arena() -> None:
+    """One window for both: means over the whole run would have warm-up and drain in the bytes and not in the shares."""
+    jobs = workload(*(job(f"j{number}", prompt=30, output=9) for number in range(90)))
+    outcome = simulate(small_setup(pages=50, step_tokens=16, prefix_cache=True), jobs, saturated=True)
+    assert outcome.middle_seconds[1] < outcome.seconds
+    arena = outcome.arena
+    assert sum(arena.held_bytes.values()) == pytest.approx(arena.held_share * arena.bytes)
+    assert sum(arena.cached_bytes.values()) == pytest.approx(arena.cached_share * arena.bytes)
+    parts = (arena.held_share, arena.cached_share, arena.holes_share, arena.free_share)
+    assert sum(parts) == pytest.approx(1.0)
 
 
 def test_neither_warm_up_nor_drain_count_in_a_saturated_run() -> None:

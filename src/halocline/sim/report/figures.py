@@ -93,11 +93,12 @@ REQUESTS = (
     _figure("concurrency", "peak", "concurrency.peak", count, "requests", "the most that held memory at once"),
     _figure(
         "concurrency",
-        "mean while others wait",
+        "while memory is short",
         "concurrency.mean_while_waiting",
         decimal,
         "requests",
-        "the mean over the time in which somebody waited for memory: what it could hold, not what was asked of it",
+        "the mean over the time in which the first in line waited for memory: what it could hold, not what was asked "
+        "of it",
     ),
     _figure(
         "goodput",
@@ -183,11 +184,11 @@ ARENA = (
     ),
     _figure(
         "arena",
-        "held while others wait",
+        "held while memory is short",
         "arena.held_share_while_waiting",
         share,
         "share of the arena",
-        "the mean over the time in which the first in line was refused for want of memory",
+        "the mean over the time in which the first in line waited for memory",
     ),
     _figure(
         "arena",
@@ -205,6 +206,7 @@ ARENA = (
         "share of the arena",
         "free pages in slabs that a pool owns, " + MIDDLE,
     ),
+    _figure("arena", "free", "arena.free_share", share, "share of the arena", "slabs that no pool owns, " + MIDDLE),
     _figure(
         "arena",
         "waste",
@@ -279,14 +281,19 @@ def reason_figures(outcomes: Sequence[Outcome]) -> list[Figure]:
 
 
 def kind_figures(outcomes: Sequence[Outcome]) -> list[Figure]:
-    """Return the mean bytes of each pool, held and cached."""
+    """Return the mean bytes of each pool, held and cached: over the same time as the shares, which they add up to."""
     pools: dict[str, None] = {}
     for outcome in outcomes:
-        pools |= dict.fromkeys(value_at(outcome, ("mean_bytes", "held")) or {})
+        pools |= dict.fromkeys(value_at(outcome, ("arena", "held_bytes")) or {})
     words = {"held": "held by requests", "cached": "kept in the prefix cache"}
     return [
         Figure(
-            "arena", f"{pool} {kind}", ("mean_bytes", kind, pool), size, "bytes", f"of this pool {text}, mean over all"
+            "arena",
+            f"{pool} {kind}",
+            ("arena", f"{kind}_bytes", pool),
+            size,
+            "bytes",
+            f"of this pool {text}, {MIDDLE}",
         )
         for kind, text in words.items()
         for pool in pools

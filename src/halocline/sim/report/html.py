@@ -16,6 +16,7 @@ from jinja2 import Environment, StrictUndefined
 
 from halocline.sim.report.figures import lines
 from halocline.sim.report.plots import plots
+from halocline.sim.report.summary import remarks
 
 
 def page(document: Mapping[str, Any]) -> str:
@@ -30,6 +31,7 @@ def page(document: Mapping[str, Any]) -> str:
         document=document,
         outcomes=outcomes,
         lines=lines(outcomes),
+        remarks=remarks(document),
         plots=drawn,
         data=_inert({plot.key: asdict(plot) for plot in drawn}),
         plotly=get_plotlyjs().replace("</script", "<\\/script"),

@@ -1,7 +1,8 @@
 """What the clients of a live server saw, as an outcome: the same keys as a simulated one, as far as they apply.
 
-What a client cannot see is left out: steps, digest, moves, padding. Where the server is a Halocline, its /metrics give
-the bytes of the arena, and the counts between the first look and the last.
+What a client cannot see is left out: steps, digest, moves, padding, and whether it is memory that others wait for.
+Where the server is a Halocline, its /metrics give the bytes of the arena, and the counts between the first look and the
+last.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ def outcome_of(seen: Seen, target: Target, workload: Workload) -> dict[str, Any]
         "concurrency": {
             "mean": _mean(middle),
             "peak": gauge.peak_running,
-            "mean_while_waiting": _mean(gauge.while_waiting),
         },
         **_latencies(seen, target),
         **_tokens(seen),
@@ -122,17 +122,20 @@ def _arena(seen: Seen, tokens: dict[str, Any]) -> dict[str, Any]:
     gauge = seen.gauge
     lasts = gauge.series.seconds
     means = (gauge.series.means() * lasts[:, None]).sum(axis=0) / max(float(lasts.sum()), 1e-300)
-    pools = len(gauge.pools)
-    held, cached = means[POOLS : POOLS + pools].sum(), means[POOLS + pools :].sum()
+    pools = gauge.pools
+    held, cached = (dict(zip(pools, row.tolist(), strict=True)) for row in means[POOLS:].reshape(2, len(pools)))
     counted = {name: _counted(seen.before, seen.after, f"halocline_{key}_total") for name, key in COUNTERS.items()}
     tokens |= {name: counted.pop(name) for name in ("computed", "recomputed")}
     return {
         "kv_bytes": int(after.total),
         "arena": {
             "bytes": int(after.total),
-            "held_share": float(held) / after.total,
-            "cached_share": float(cached) / after.total,
+            "held_share": sum(held.values()) / after.total,
+            "cached_share": sum(cached.values()) / after.total,
             "holes_share": float(means[HOLES]) / after.total,
+            "free_share": float(means[FREE]) / after.total,
+            "held_bytes": held,
+            "cached_bytes": cached,
         },
         **counted,
     }

@@ -1,4 +1,4 @@
-"""The terminal's summary: a column per run, a line per figure."""
+"""The terminal's summary: a column per run, a line per figure, and remarks that are no figures."""
 
 from __future__ import annotations
 
@@ -30,6 +30,17 @@ def tables(document: Mapping[str, Any], width: int | None = None) -> list[Table]
     return [
         _table(title, [str(outcome["policy"]) for outcome in outcomes[at : at + at_once]], shown, at)
         for at in range(0, len(outcomes), at_once)
+    ]
+
+
+def remarks(document: Mapping[str, Any]) -> list[str]:
+    """Return why requests were rejected: a sentence for each run that rejected some."""
+    return [
+        f"{outcome['policy']} rejected {outcome['requests']['rejected']:,} of {outcome['requests']['arrived']:,} "
+        f"requests: max_model_len is {why['max_model_len']:,} tokens ({why['limited_by']}); the first was told, "
+        f"{why['first']}"
+        for outcome in document["outcomes"]
+        if (why := outcome.get("rejections")) is not None
     ]
 
 

@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from halocline.errors import ConfigError, FailedError
-from halocline.sim.outcome import REASONS, PoolShape
+from halocline.sim.outcome import REASONS, Concurrency, PoolShape, Rejections
 from halocline.sim.report import figures, html, summary
 from halocline.sim.report.figure import seconds, value_at
 from halocline.sim.report.host_figures import HOST, host_figures
 from halocline.sim.report.json import as_json, check_writable, write
 from halocline.sim.report.plots import plots
-from testing.outcomes import GIB, POINTS, document, host_use, outcome
+from testing.outcomes import GIB, POINTS, arena_use, document, host_use, outcome
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>[red]&amp;</textarea>"
 
@@ -65,15 +65,22 @@ def printed(record: dict[str, Any], width: int | None = None) -> list[str]:
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
+def cells_of(record: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the table's cells by the name of their line."""
+    rows = (line.split("│") for line in printed(record) if "│" in line)
+    return {title.strip(): [cell.strip() for cell in cells] for title, *cells in rows}
+
+
 def test_the_table_has_a_column_per_policy_and_a_line_per_figure() -> None:
-    lines = printed(document(outcome(), outcome("static:0.8", running=9.0), outcome("full", retractions=5)))
+    record = document(outcome(), outcome("static:0.8", running=9.0), outcome("full", retractions=5))
+    lines = printed(record)
     assert any(re.findall(r"[\w:.]+", line) == ["shared", "static:0.8", "full"] for line in lines)
-    cells = {line.split("│")[0].strip(): line.split("│")[1:] for line in lines if "│" in line}
-    assert [cell.strip() for cell in cells["concurrency: mean"]] == ["36.00", "9.00", "36.00"]
-    assert [cell.strip() for cell in cells["memory: retractions"]] == ["17", "17", "5"]
-    assert [cell.strip() for cell in cells["TPOT p50"]] == ["25 ms"] * 3
-    assert [cell.strip() for cell in cells["arena: full held"]] == ["6 GiB"] * 3
-    assert [cell.strip() for cell in cells["waiting: memory"]] == ["1,234 s"] * 3
+    cells = cells_of(record)
+    assert cells["concurrency: mean"] == ["36.00", "9.00", "36.00"]
+    assert cells["memory: retractions"] == ["17", "17", "5"]
+    assert cells["TPOT p50"] == ["25 ms"] * 3
+    assert cells["arena: full held"] == ["6 GiB"] * 3
+    assert cells["waiting: memory"] == ["1,234 s"] * 3
     assert "waiting: slots" not in cells, "nobody waited for that"
 
 
@@ -101,6 +108,14 @@ def test_a_figure_that_no_run_has_has_no_line() -> None:
     assert not [line for line in printed(record) if "memory: moves" in line or "arena: slabs" in line]
     del record["outcomes"][0]["retractions"]
     assert any(line.split("│")[1].strip() == "-" for line in printed(record) if "retractions" in line)
+
+
+def test_what_was_while_memory_was_short_is_no_zero_where_it_never_was() -> None:
+    calm = outcome("full", concurrency=Concurrency(4.0, 9, None), arena=arena_use(held_share_while_waiting=None))
+    cells = cells_of(document(outcome(), calm))
+    assert cells["concurrency: while memory is short"] == ["37.00", "-"]
+    assert cells["arena: held while memory is short"] == ["97.0 %", "-"]
+    assert not [title for title in cells_of(document(calm)) if "short" in title]
 
 
 def test_every_figure_stands_where_an_outcome_has_it() -> None:
@@ -296,14 +311,27 @@ def test_a_run_without_an_arena_has_a_page_without_its_plot() -> None:
     Page(html.page(record))
 
 
+# ---- why requests were rejected
+
+
+def test_why_requests_were_rejected_is_said_beside_the_table_and_on_the_page() -> None:
+    why = Rejections(17_761, "the longest that fits the arena", "line 17: a prompt of 111853 tokens is <b>too long</b>")
+    record = document(outcome(rejections=why), outcome("full"))
+    (line,) = summary.remarks(record)
+    assert line == (
+        "shared rejected 4 of 600 requests: max_model_len is 17,761 tokens (the longest that fits the arena); the "
+        "first was told, line 17: a prompt of 111853 tokens is <b>too long</b>"
+    )
+    assert line in Page(html.page(record)).text
+    assert summary.remarks(document()) == []
+    assert not [text for text in Page(html.page(document())).text if "rejected 4" in text]
+
+
 # ---- the host arena
 
 
 def test_a_host_arena_has_its_lines_and_a_run_without_one_says_nothing_of_it() -> None:
-    lines = printed(document(outcome(host=host_use()), outcome("static:0.8")))
-    cells = {
-        line.split("│")[0].strip(): [cell.strip() for cell in line.split("│")[1:]] for line in lines if "│" in line
-    }
+    cells = cells_of(document(outcome(host=host_use()), outcome("static:0.8")))
     assert cells["host: quota"] == ["8 GiB", "-"]
     assert cells["host: held"] == ["68.8 %", "-"]
     assert cells["host: requests offloaded"] == ["17", "-"]
