@@ -157,6 +157,8 @@ class Config:
         problems = [problem for name in setting_names() for problem in _problems_of(name, self.__dict__[name])]
         if problems:
             raise ConfigError(problems)
+        if self.api_key is not None:  # blanks around it, as at the end of a file, are lost in every client's header
+            object.__setattr__(self, "api_key", self.api_key.strip())
 
     @property
     def admission_rule(self) -> Admission:

@@ -29,13 +29,13 @@ from queue import Queue
 
 import yaml
 
-from halocline.api.server import LAST_WORDS_SECONDS, listen
+from halocline.api.server import LAST_WORDS_SECONDS, allow_connections, listen, sigterm_is_ctrl_c
 from halocline.config import Config, build, read_file
 from halocline.engine.rendezvous import watch_parent
 from halocline.errors import ConfigError, EngineDeadError, HaloclineError
 from halocline.memory.sizing import auto_kv_bytes
 from halocline.route import RouteSettings, serve_router
-from halocline.serve import LOG_FORMAT, SERVING_AT, link_token, run_server, say, sigterm_is_ctrl_c
+from halocline.serve import LOG_FORMAT, SERVING_AT, link_token, run_server, say
 
 logger = logging.getLogger("halocline.group")
 
@@ -86,14 +86,17 @@ class Worker:
     def _read(self) -> None:
         """Print what the worker prints, under its name, to its end."""
         assert self.process.stdout is not None, "the worker's output is a pipe"
-        with self.process.stdout:
-            for line in self.process.stdout:
-                self._lines.append(line.rstrip("\n"))
-                if line.startswith(SERVING_AT):
-                    self._urls.put(line.removeprefix(SERVING_AT).strip())
-                # Its address is no news for clients, and programs look for the router's line.
-                say(f"[{self.name}] {self._lines[-1]}")
-        self._urls.put(None)
+        try:
+            with self.process.stdout:
+                for line in self.process.stdout:
+                    self._lines.append(line.rstrip("\n"))
+                    if line.startswith(SERVING_AT):
+                        self._urls.put(line.removeprefix(SERVING_AT).strip())
+                    # Its address is no news for clients, and programs look for the router's line.
+                    with contextlib.suppress(OSError):  # nobody reads here any more; the worker's pipe must stay empty
+                        say(f"[{self.name}] {self._lines[-1]}")
+        finally:
+            self._urls.put(None)
 
     def stop(self) -> None:
         """Ask it to end."""
@@ -121,32 +124,38 @@ def run_group(config: Config) -> int:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
     logging.getLogger("halocline").setLevel(config.log_level.upper())
     config = replace(config, link_token=link_token(config) or secrets.token_urlsafe(32))
-    with listen(config.host, config.port) as listener, _workers(config, counts) as workers:
-        try:
-            with sigterm_is_ctrl_c():
-                urls = [worker.url() for worker in workers]
-        except KeyboardInterrupt:
-            # Told to stop before there was anything to serve.
-            return 0
-        settings = RouteSettings(
-            prefill=tuple(urls[: counts[0]]),
-            decode=tuple(urls[counts[0] :]),
-            host=config.host,
-            port=config.port,
-            api_key=config.api_key,
-            worker_api_key=config.api_key,
-            link_token=config.link_token,
-            lost_seconds=config.lease_seconds,
-            drain_seconds=config.drain_seconds,
-            log_level=config.log_level,
-        )
-        watch = _Watch(workers, counts[0])
-        try:
-            code = asyncio.run(serve_router(settings, listener))
-        finally:
-            watch.end()
-        failed = [worker.name for worker in workers if worker.process.poll() is not None]
-        return 1 if failed else code
+    allow_connections()
+    has_served = False
+    try:
+        # One handler or another from here to the end: a signal between two would leave the workers' settings behind.
+        with (
+            sigterm_is_ctrl_c(),
+            listen(config.host, config.port) as listener,
+            _workers(config, counts) as workers,
+        ):
+            urls = [worker.url() for worker in workers]
+            settings = RouteSettings(
+                prefill=tuple(urls[: counts[0]]),
+                decode=tuple(urls[counts[0] :]),
+                host=config.host,
+                port=config.port,
+                api_key=config.api_key,
+                worker_api_key=config.api_key,
+                link_token=config.link_token,
+                lost_seconds=config.lease_seconds,
+                drain_seconds=config.drain_seconds,
+                log_level=config.log_level,
+            )
+            watch = _Watch(workers, counts[0])
+            try:
+                code = asyncio.run(serve_router(settings, listener))
+                has_served = True
+            finally:
+                watch.end()
+            return 1 if any(worker.process.poll() is not None for worker in workers) else code
+    except KeyboardInterrupt:
+        # Told to stop before there was anything to serve, or a second time.
+        return 130 if has_served else 0
 
 
 def worker_configs(config: Config, counts: tuple[int, int]) -> dict[str, Config]:
@@ -175,10 +184,15 @@ def _workers(config: Config, counts: tuple[int, int]) -> Iterator[list[Worker]]:
                 workers.append(Worker(name, each, Path(folder)))
             yield workers
         finally:
-            for worker in workers:
-                worker.stop()
-            for worker in workers:
-                worker.join()
+            try:
+                for worker in workers:
+                    worker.stop()
+                for worker in workers:
+                    worker.join()
+            except KeyboardInterrupt:
+                for worker in workers:
+                    worker.process.kill()  # its engine ends with it
+                raise
 
 
 class _Watch:
@@ -225,7 +239,9 @@ def main(arguments: list[str]) -> int:
     os.set_inheritable(lifeline, False)
     # The engine's own process watches this one in the same way.
     watch_parent(lifeline, parent, lambda: None)
-    return run_server(build(read_file(path)), outlives_engine=False)
+    settings = read_file(path)
+    Path(path).unlink()  # a secret is in it
+    return run_server(build(settings), outlives_engine=False)
 
 
 if __name__ == "__main__":

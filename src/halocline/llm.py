@@ -69,7 +69,7 @@ class AsyncLLM:
         self._front: FrontEnd | None = None
         self._prepared: Prepared | None = None
         self._numbers = count()
-        self._starting = asyncio.Lock()
+        self._lock: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         self._sequences: dict[str, list[str]] = {}
         """The engine's names of each request's completions, while it runs."""
 
@@ -81,10 +81,17 @@ class AsyncLLM:
 
     async def start(self) -> Self:
         """Find the model and start the engine; raises ConfigError or ModelError with what to do."""
-        async with self._starting:
+        async with self._starting():
             if self._front is None:
                 await self._start()
         return self
+
+    def _starting(self) -> asyncio.Lock:
+        # One at a time starts or closes. A lock belongs to one event loop, and a program may run several in turn.
+        loop = asyncio.get_running_loop()
+        if self._lock is None or self._lock[0] is not loop:
+            self._lock = loop, asyncio.Lock()
+        return self._lock[1]
 
     async def _start(self) -> None:
         engine = begin_engine()
@@ -97,7 +104,7 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """End the engine process; a second call does nothing."""
-        async with self._starting:
+        async with self._starting():
             front, self._front = self._front, None
             if front is not None:
                 await front.client.close()

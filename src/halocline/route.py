@@ -27,13 +27,17 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 def run_router(settings: RouteSettings) -> int:
     """Route until told to stop; returns the exit code. Raises ConfigError before it serves."""
-    from halocline.api.server import allow_connections, listen
+    from halocline.api.server import allow_connections, listen, sigterm_is_ctrl_c
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
     logging.getLogger("halocline").setLevel(settings.log_level.upper())
     allow_connections()
-    with listen(settings.host, settings.port) as listener:
-        return asyncio.run(serve_router(settings, listener))
+    try:
+        with sigterm_is_ctrl_c(), listen(settings.host, settings.port) as listener:
+            return asyncio.run(serve_router(settings, listener))
+    except KeyboardInterrupt:
+        # Told to stop before there was anything to serve.
+        return 0
 
 
 async def serve_router(settings: RouteSettings, listener: socket.socket) -> int:

@@ -28,7 +28,14 @@ from queue import Queue
 import yaml
 
 from halocline.api.app import create_app
-from halocline.api.server import LAST_WORDS_SECONDS, Server, allow_connections, listen, stopped_by_signals
+from halocline.api.server import (
+    LAST_WORDS_SECONDS,
+    Server,
+    allow_connections,
+    listen,
+    sigterm_is_ctrl_c,
+    stopped_by_signals,
+)
 from halocline.compose import Prepared, begin_engine, open_front, prepare
 from halocline.config import Config
 from halocline.engine.client import EngineClient
@@ -92,6 +99,8 @@ async def _serve(prepared: Prepared, engine: EngineProcess, listener: socket.soc
         finally:
             mourning.cancel()
             violations = await _close(front.client, engine, server)
+    if server.is_hurried:  # perhaps only while the engine ended, whose recount nobody heard then
+        code = 130
     return 1 if violations or was_dead else code
 
 
@@ -130,16 +139,6 @@ def memory_lines(config: Config, facts: CapacityFacts) -> list[str]:
     slots = f"of these at most {config.max_running_requests} run at once (max_running_requests)"
     lines = [*facts.lines(), *([slots] if most > config.max_running_requests else [])]
     return [*lines, f"prefix cache {kept if config.keeps_prefixes else 'off'}"]
-
-
-@contextmanager
-def sigterm_is_ctrl_c() -> Iterator[None]:
-    """While this lasts, SIGTERM raises KeyboardInterrupt: what is being fetched or converted cleans up after itself."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _url(host: str, port: int) -> str:

@@ -11,7 +11,7 @@ import pytest
 from testing.source import PROJECT
 
 FEWEST = 30
-LAYERS = {"memory", "cache", "schedule", "sim", "plan", "api", "disagg"}
+LAYERS = {"memory", "cache", "schedule", "sim", "plan", "api", "disagg", "compose.py"}
 
 
 @pytest.fixture(scope="module")

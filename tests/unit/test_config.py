@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from halocline.api.routing.settings import RouteSettings
 from halocline.config import (
     Config,
     build,
@@ -298,3 +299,12 @@ def test_a_prefill_delays_watermark_is_in_bytes() -> None:
         "prefill_delay_tokens",
         "prefill_delay_low_bytes",
     ]
+
+
+def test_blanks_around_a_key_are_no_part_of_it() -> None:
+    """As from a file that ends with a line's end. No client could send them: they are lost in every header."""
+    assert Config(api_key=" key\n").api_key == "key"
+    routes = RouteSettings(decode=("http://a:1",), api_key="key\n", worker_api_key="\tother ")
+    assert (routes.api_key, routes.worker_api_key) == ("key", "other")
+    with pytest.raises(ConfigError, match="worker_api_key is empty"):
+        RouteSettings(decode=("http://a:1",), worker_api_key=" ")

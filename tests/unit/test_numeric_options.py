@@ -168,12 +168,13 @@ def test_a_plan_refuses_odd_lengths(text: str) -> None:
 def test_a_watermark_above_the_arena_is_refused_with_both_numbers_and_what_to_do() -> None:
     with pytest.raises(ConfigError) as caught:
         served(BASE | {"prefill_delay_low_bytes": 64 * GIB + 1})
-    (told,) = caught.value.problems
+    told, hint = caught.value.problems
     assert (
         "prefill_delay_low_bytes is 64 GiB (68719476737 bytes), and the arena has 64 GiB (2016 slabs of 34078720"
         in told
     )
     assert "give at most that, or 0" in told
+    assert hint.startswith("this model starts with kv_bytes")
 
 
 def test_the_whole_arena_is_a_watermark() -> None:

@@ -185,13 +185,14 @@ def test_a_server_whose_place_others_take_ends_with_its_engine(folder: Path, tmp
     worker = Worker("decode 0", config(folder), tmp_path)
     try:
         worker.url()
+        assert list(tmp_path.iterdir()) == [], "its settings hold a secret"
         (engine,) = psutil.Process(worker.process.pid).children()
         engine.kill()
         assert worker.process.wait(PATIENCE_SECONDS) == 1
-        assert "SIGKILL" in worker.last_words()
     finally:
         worker.process.kill()
         worker.join()
+    assert any("SIGKILL" in line for line in worker._lines)
 
 
 async def test_an_engine_that_hangs_is_killed_for_somebody_in_a_hurry() -> None:

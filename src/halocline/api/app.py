@@ -17,7 +17,7 @@ from halocline.api.answer import CLIENT_GONE, Answer
 from halocline.api.body import read_object
 from halocline.api.errors import ApiError, api_error, error_response
 from halocline.api.fields import known_name
-from halocline.api.keys import check_key, key_bytes
+from halocline.api.keys import check_key
 from halocline.api.link_door import LinkDoor
 from halocline.api.ports import Front
 from halocline.api.requests import CompletionOrder, Prompt, read_chat, read_completion
@@ -57,7 +57,7 @@ class Routes:
     def __init__(self, front: Front, api_key: str | None, door: LinkDoor) -> None:
         self._front = front
         self._door = door
-        self._api_key = key_bytes(api_key)
+        self._api_key = None if api_key is None else api_key.encode()
         self._has_warned = False
 
     def guard(self, endpoint: Endpoint, *, asks_key: bool = True) -> Endpoint:

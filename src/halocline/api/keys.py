@@ -9,11 +9,6 @@ from starlette.requests import Request
 from halocline.api.errors import ApiError
 
 
-def key_bytes(key: str | None) -> bytes | None:
-    """Return a configured key as `check_key` takes it: blanks around it are lost in every client's header."""
-    return None if key is None else key.strip().encode()
-
-
 def check_key(request: Request, key: bytes | None) -> None:
     """Raise the 401 that a request without the right key gets; None: nobody needs one."""
     if key is None:

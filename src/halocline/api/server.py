@@ -26,8 +26,11 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 5.0
 """How long clients have to read the error that a stop ends their request with."""
-BACKLOG = 128
-"""Connections that wait to be accepted; asyncio also tries to accept so many in a row, and logs each that it cannot."""
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
+ACCEPTED_IN_A_ROW = 128
+"""How many of them asyncio accepts before it looks at anything else; it logs each that it cannot."""
+MOST_DESCRIPTORS = 65536
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -52,6 +55,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 class _Uvicorn(uvicorn.Server):
     """Uvicorn without its signal handlers: the server below has its own idea of a stop."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and keep the queue long that uvicorn makes as short as what it accepts in a row."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -84,7 +93,8 @@ class Server:
             server_header=False,
             lifespan="off",
             http=PatientProtocol,
-            backlog=BACKLOG,
+            backlog=ACCEPTED_IN_A_ROW,
+            ws="none",
             timeout_graceful_shutdown=int(drain_seconds + LAST_WORDS_SECONDS),
         )
         self._uvicorn = _Uvicorn(config)
@@ -102,6 +112,11 @@ class Server:
         self._stop.set()
         if self._stops > 1:
             self._hurry.set()
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether it has been told a second time to stop."""
+        return self._hurry.is_set()
 
     async def hurried(self) -> None:
         """Wait until it has been told a second time to stop."""
@@ -137,21 +152,35 @@ class Start:
         task = asyncio.current_task()
         assert task is not None, "only a task can be cancelled"
         self._task = task
+        self._is_cancelled = False
         self.server: Server | None = None
 
     def stop(self) -> None:
         """Stop what there is. For signal handlers on the event loop."""
-        if self.server is None:
-            self._task.cancel()
-        else:
+        if self.server is not None:
             self.server.stop()
+        elif not self._is_cancelled:  # a second time would cancel the cleaning up
+            self._is_cancelled = True
+            self._task.cancel()
 
 
 def allow_connections() -> None:
-    """Use all file descriptors that the system gives this process: the usual first limit, 1,024, is soon reached."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # a system that counts otherwise keeps its own limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Use as many file descriptors as the system allows, within reason: its first limit, often 1,024, is low."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, MOST_DESCRIPTORS)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a system that counts otherwise keeps its own limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+@contextlib.contextmanager
+def sigterm_is_ctrl_c() -> Iterator[None]:
+    """While this lasts, SIGTERM raises KeyboardInterrupt: what is being fetched or converted cleans up after itself."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -161,11 +190,13 @@ def stopped_by_signals() -> Iterator[Start]:
     From the first moment to the last: between two handlers a signal would kill a server that has said that it serves.
     """
     start, loop = Start(), asyncio.get_running_loop()
-    handled = (signal.SIGINT, signal.SIGTERM)
-    for each in handled:
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    for each in before:
         loop.add_signal_handler(each, start.stop)
     try:
         yield start
     finally:
-        for each in handled:
+        for each, handler in before.items():
             loop.remove_signal_handler(each)
+            if handler is not None:
+                signal.signal(each, handler)  # and not the system's own, which kills

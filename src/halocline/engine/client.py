@@ -69,7 +69,7 @@ from halocline.schedule.events import FinishReason
 
 logger = logging.getLogger(__name__)
 
-GOODBYE_SECONDS = 10.0
+GOODBYE_SECONDS = 20.0
 """An engine that has not ended by then is killed."""
 REPORTS_IN_A_ROW = 8
 """A report that is there already is received without a look at the event loop; after so many, others get their turn."""
@@ -218,7 +218,8 @@ class EngineClient:
         self.fail_all(EngineDeadError("the engine was closed"))
         try:
             if self.dead_reason is None and goodbye_seconds > 0:
-                link.commands.send(encode(Shutdown()))
+                with contextlib.suppress(zmq.Again):  # it reads no commands: it will be killed
+                    link.commands.send(encode(Shutdown()), zmq.NOBLOCK)
                 # Not for its goodbye: an engine that is killed meanwhile says none. What it said is read meanwhile.
                 await wait_for_exit(link.engine.process, goodbye_seconds)
                 if link.engine.process.poll() is None:
@@ -230,9 +231,10 @@ class EngineClient:
             self._loop.remove_reader(link.engine.beacon)
             for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            # Before anything is awaited, where a second cancellation would end this.
             link.close()
             self._die("the engine was closed")
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         return self._bye.result().violations if self._bye.done() and not self._bye.cancelled() else ()
 
     # --- sending

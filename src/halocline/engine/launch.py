@@ -92,14 +92,21 @@ def begin(ahead: Sequence[str] = ()) -> EngineProcess:
 
 def launch(spec: Spec, engine: EngineProcess | None = None) -> Launched:
     """Tell an engine process, begun before or now, what to build; it says Hello or StartFailed when it is ready."""
-    engine = begin() if engine is None else engine
-    context = zmq.asyncio.Context()
-    reports = context.socket(zmq.PULL)
-    reports.set_hwm(REPORTS_KEPT)
-    reports.bind(engine.folder.reports)
-    commands: zmq.Socket[bytes] = zmq.Socket(zmq.Context(context), zmq.PUSH)
-    commands.set_hwm(COMMANDS_KEPT)
-    commands.connect(engine.folder.commands)
+    with contextlib.ExitStack() as undo:
+        if engine is None:
+            engine = begin()
+            undo.callback(engine.close)
+        context = zmq.asyncio.Context()
+        undo.callback(context.term)
+        reports = context.socket(zmq.PULL)
+        undo.callback(reports.close, linger=0)
+        reports.set_hwm(REPORTS_KEPT)
+        reports.bind(engine.folder.reports)
+        commands: zmq.Socket[bytes] = zmq.Socket(zmq.Context(context), zmq.PUSH)
+        undo.callback(commands.close, linger=0)
+        commands.set_hwm(COMMANDS_KEPT)
+        commands.connect(engine.folder.commands)
+        undo.pop_all()
     engine.tell(spec)
     return Launched(engine, context, commands, reports)
 

@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from select import select
+from select import POLLIN, poll
 
 PREFIX = "halocline-engine-"
 LONGEST_SOCKET_PATH = 100
@@ -94,7 +94,7 @@ def read_line(descriptor: int, parent: int) -> bytes:
     """Read one line from a pipe, byte budget unlimited; nothing when the writer or the `parent` ends before its end."""
     parts: list[bytes] = []
     while not parts or not parts[-1].endswith(b"\n"):
-        if not select([descriptor], [], [], PARENT_POLL_SECONDS)[0]:
+        if not _is_readable(descriptor):
             if os.getppid() == parent:
                 continue
             return b""
@@ -103,6 +103,13 @@ def read_line(descriptor: int, parent: int) -> bytes:
             return b""
         parts.append(part)
     return b"".join(parts)
+
+
+def _is_readable(descriptor: int) -> bool:
+    """Wait a second for something to read, or for its end. Not by `select`: that takes no descriptor above 1,023."""
+    waiting = poll()
+    waiting.register(descriptor, POLLIN)
+    return bool(waiting.poll(PARENT_POLL_SECONDS * 1000))
 
 
 def watch_parent(lifeline: int, parent: int, on_death: Callable[[], None]) -> threading.Thread:
@@ -114,8 +121,7 @@ def watch_parent(lifeline: int, parent: int, on_death: Callable[[], None]) -> th
 
     def watch() -> None:
         while os.getppid() == parent:
-            readable, _, _ = select([lifeline], [], [], PARENT_POLL_SECONDS)
-            if readable and not os.read(lifeline, 1):
+            if _is_readable(lifeline) and not os.read(lifeline, 1):
                 break
         with contextlib.suppress(Exception):
             on_death()

@@ -13,8 +13,10 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import h11
 import httpx
 import psutil
 import pytest
@@ -90,11 +92,15 @@ def test_a_host_that_is_no_name_is_one_sentence(host: str) -> None:
         listen(host, 0)
 
 
+HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+HALF_A_BODY = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n{"
 BEGINNINGS = {
-    "nothing": b"",
-    "half a head": b"POST /v1/completions HTTP/1.1\r\nHost: a",
-    "half a body": b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n{",
-    "half of the next head": b"GET /health HTTP/1.1\r\nHost: a\r\n\r\nGET /health HT",
+    "nothing": [],
+    "half a head": [b"POST /v1/completions HTTP/1.1\r\nHost: a"],
+    "half a body": [HALF_A_BODY],
+    # A byte after the answer: until then uvicorn itself closes what is idle.
+    "half of the next head": [HEALTH, b"GET", b" "],
+    "half a body behind a request": [HEALTH + HALF_A_BODY],
 }
 
 
@@ -102,18 +108,56 @@ BEGINNINGS = {
 def test_a_connection_on_which_no_whole_request_comes_is_closed(
     beginning: str, server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(patience, "REQUEST_SECONDS", 0.3)
     with socket.create_connection(server.server.address, timeout=60) as connection:
-        connection.sendall(BEGINNINGS[beginning])
+        for number, part in enumerate(BEGINNINGS[beginning]):
+            connection.sendall(part)
+            if number == 0 and part == HEALTH:
+                assert connection.recv(65536).startswith(b"HTTP/1.1 200")
         while connection.recv(65536):
             pass
 
 
-def test_a_client_that_has_asked_may_wait_for_its_answer_as_long_as_it_takes(
-    server: LiveServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(patience, "REQUEST_SECONDS", 0.05)
-    with live_server(step_seconds=0.02) as slow, httpx.Client(base_url=slow.url) as client:
+class Timers:
+    """The event loop of one connection, with its timers."""
+
+    def __init__(self) -> None:
+        self.running: list[object] = []
+
+    def call_later(self, seconds: float, act: object) -> Any:
+        handle = SimpleNamespace(cancel=lambda: self.running.remove(handle), seconds=seconds)
+        self.running.append(handle)
+        return handle
+
+
+def test_each_request_has_a_time_of_its_own_and_an_answer_takes_what_it_takes() -> None:
+    """Answered before its body was read, as by a 401, a request leaves no time for the next one to be cut by."""
+    protocol = patience.PatientProtocol.__new__(patience.PatientProtocol)
+    timers = Timers()
+    protocol.loop, protocol.transport = timers, SimpleNamespace(is_closing=lambda: False)  # type: ignore[assignment]
+    protocol.cycle, protocol.conn = None, SimpleNamespace(their_state=h11.IDLE)  # type: ignore[assignment]
+    protocol._look()
+    (first,) = timers.running
+    protocol.cycle, protocol.conn.their_state = SimpleNamespace(response_complete=False), h11.SEND_BODY
+    protocol._look()
+    assert timers.running == [first], "its body is awaited: the same request"
+    protocol.conn.their_state = h11.DONE
+    protocol._look()
+    assert timers.running == [], "its answer is awaited"
+    protocol.cycle, protocol.conn.their_state = SimpleNamespace(response_complete=True), h11.SEND_BODY
+    protocol._look()
+    (second,) = timers.running
+    protocol.conn.their_state = h11.IDLE
+    protocol._look()
+    (third,) = timers.running
+    assert third is not second, "the rest of an answered request has come, and the next one has its own time"
+    protocol._look()
+    assert timers.running == [third]
+
+
+def test_a_client_that_has_asked_may_wait_for_its_answer_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "REQUEST_SECONDS", 0.5)
+    with live_server(step_seconds=0.05) as slow, httpx.Client(base_url=slow.url) as client:
         for _ in range(2):  # on one connection
             answer = client.post(COMPLETIONS, json=ENDLESS | {"max_tokens": 20}).json()
             assert answer["usage"]["completion_tokens"] == 20

@@ -45,7 +45,9 @@ def test_both_pages_show_the_same_replay() -> None:
     assert len(one[1]["shared"]) >= 5
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy", [POLICIES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in POLICIES[1:])]
+)
 def test_a_replay_in_a_document_is_what_is_printed(capsys: pytest.CaptureFixture[str], policy: str) -> None:
     command, table = shown()[0]
     asked = shlex.split(command)

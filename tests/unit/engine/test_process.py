@@ -16,12 +16,14 @@ from typing import Any
 
 import psutil
 import pytest
+import zmq
 
 from halocline.engine.client import EngineClient
 from halocline.engine.health import judge
 from halocline.engine.launch import begin
 from halocline.engine.messages import Spec
 from halocline.engine.process import settle_memory
+from halocline.engine.rendezvous import Folder
 from halocline.engine.stream import TokenStream
 from halocline.errors import ConfigError, EngineDeadError, FailedError, ModelError, OverloadedError, TooLargeError
 from halocline.params import SamplingParams
@@ -131,6 +133,33 @@ def test_an_engine_that_is_told_nothing_ends_and_leaves_nothing(own_temporary_fo
     begun.close()
     begun.close()
     assert begun.process.returncode == -signal.SIGKILL
+    assert list(own_temporary_folder.iterdir()) == []
+
+
+async def test_however_often_a_start_is_cancelled_everything_is_freed(own_temporary_folder: Path) -> None:
+    """A second time while it cleaned up, sockets stayed open, and the process hung at its end."""
+    process = psutil.Process()
+    files = process.num_fds()
+    starting = asyncio.ensure_future(EngineClient.start(fake_spec(step_seconds=1)))
+    await until(lambda: bool(process.children()), "the engine to be begun")
+    for _ in range(4):
+        starting.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await until(lambda: process.num_fds() == files, "all files to be closed")
+    assert list(own_temporary_folder.iterdir()) == []
+    assert process.children() == []
+
+
+async def test_an_engine_whose_sockets_cannot_be_bound_is_not_left(
+    own_temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Folder, "reports", property(lambda folder: f"ipc://{folder.path}/absent/reports.sock"))
+    with pytest.raises(zmq.ZMQError):
+        await EngineClient.start(fake_spec())
+    assert psutil.Process().children() == []
     assert list(own_temporary_folder.iterdir()) == []
 
 

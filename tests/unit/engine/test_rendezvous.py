@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -81,6 +83,23 @@ def test_a_line_longer_than_a_pipe_is_read_whole() -> None:
     os.close(writes)
     assert read_line(reads, os.getppid()) == b"", "nobody is left who could write"
     os.close(reads)
+
+
+def test_a_line_is_read_from_a_descriptor_above_those_that_select_takes() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] != resource.RLIM_INFINITY and limits[1] < 2048:
+        pytest.skip(f"this system allows {limits[1]} file descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, limits[0]), limits[1]))
+    reads, writes = os.pipe()
+    try:
+        high = fcntl.fcntl(reads, fcntl.F_DUPFD, 1500)
+        os.write(writes, b"told\n")
+        assert read_line(high, os.getppid()) == b"told\n"
+        os.close(high)
+    finally:
+        os.close(reads)
+        os.close(writes)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_half_a_line_is_none() -> None:

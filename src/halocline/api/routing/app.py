@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from halocline.api.body import read_body
 from halocline.api.errors import ApiError, api_error, error_response
-from halocline.api.keys import check_key, key_bytes
+from halocline.api.keys import check_key
 from halocline.api.routing.desk import Desk
 from halocline.api.routing.order import NO_LOAD, Order, load_of
 from halocline.api.routing.relay import CLIENT_GONE, Relay
@@ -51,7 +51,8 @@ class Routes:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._api_key = key_bytes(desk.settings.api_key)
+        key = desk.settings.api_key
+        self._api_key = None if key is None else key.encode()
         self._reading = 0
 
     def guard(self, route: str, endpoint: Callable[[Request, str, str], Awaitable[Response]]) -> Callable[..., object]:

@@ -47,10 +47,12 @@ class RouteSettings:
         """Split the lists at commas; raise one ConfigError with every problem."""
         for name in ("prefill", "decode"):
             object.__setattr__(self, name, _urls(getattr(self, name)))
+        for name in ("api_key", "worker_api_key"):  # blanks around a key are lost in every header
+            object.__setattr__(self, name, None if getattr(self, name) is None else getattr(self, name).strip())
         problems = [*self._problems_of_urls(), *self._problems_of_numbers()]
         if self.log_level not in ("debug", "info", "warning", "error"):
             problems.append(f"log_level is {self.log_level!r}; it must be one of debug, info, warning, error")
-        problems += [f"{name} is empty" for name in ("api_key", "worker_api_key") if _is_blank(getattr(self, name))]
+        problems += [f"{name} is empty" for name in ("api_key", "worker_api_key") if getattr(self, name) == ""]
         if problems:
             raise ConfigError(problems)
 
@@ -74,10 +76,6 @@ class RouteSettings:
             for name, (low, high) in _RANGES.items()
             if not low <= getattr(self, name) <= high
         ]
-
-
-def _is_blank(key: str | None) -> bool:
-    return key is not None and not key.strip()
 
 
 def _urls(values: tuple[str, ...]) -> tuple[str, ...]:
