@@ -212,6 +212,14 @@ def _of_values(settings: ReplaySettings) -> list[str]:
     # Two texts may name one file (o/a and ./o/a), of which only the last report would be left.
     if len({os.path.realpath(path) for path in paths}) < len(paths):
         problems.append(f"json, html and perfetto are files of their own; one is named twice: {', '.join(paths)}")
+    # A trace of two turns (flip) names its files within one text.
+    read = [*settings.trace.replace("|", ":").split(":"), settings.trace, settings.model, settings.profile]
+    known = {os.path.realpath(each) for each in read if each}
+    problems += [
+        f"{path} is read in this run, and a report would take its place; name another file"
+        for path in paths
+        if os.path.realpath(path) in known
+    ]
     if "-" in (settings.html, settings.perfetto):
         problems.append("html or perfetto is '-', and only --json prints; name a file")
     if not settings.policies:
