@@ -91,23 +91,23 @@ async def _serve(prepared: Prepared, engine: EngineProcess, listener: socket.soc
             return 0
         app = create_app(front, api_key=prepared.config.api_key, link_token=prepared.config.link_token)
         start.server = server = Server(app, front, listener, drain_seconds=prepared.config.drain_seconds)
-        mourning = asyncio.ensure_future(_stop_when_dead(front.client, server, outlives_engine=outlives_engine))
+        mourning = None if outlives_engine else asyncio.ensure_future(_stop_when_dead(front.client, server))
         try:
             _tell(prepared, front, server)
             code = await server.serve()
             was_dead = front.client.dead_reason is not None
         finally:
-            mourning.cancel()
+            if mourning is not None:
+                mourning.cancel()
             violations = await _close(front.client, engine, server)
     if server.is_hurried:  # perhaps only while the engine ended, whose recount nobody heard then
         code = 130
     return 1 if violations or was_dead else code
 
 
-async def _stop_when_dead(client: EngineClient, server: Server, *, outlives_engine: bool) -> None:
+async def _stop_when_dead(client: EngineClient, server: Server) -> None:
     await client.died()
-    if not outlives_engine:
-        server.stop()
+    server.stop()
 
 
 async def _close(client: EngineClient, engine: EngineProcess, server: Server) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from urllib.parse import SplitResult, urlsplit
 
 MOST_BYTES = 2**60
 """No option takes more: a byte count that no machine has is a mistake, and page numbers would outgrow their type."""
@@ -80,6 +81,14 @@ def parse_number(text: str) -> float:
     if re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", text, re.ASCII | re.IGNORECASE) is None:
         raise ValueError(f"cannot read {text!r} as a number; write for example 0.8")
     return float(text)
+
+
+def parse_server(url: str) -> SplitResult:
+    """Take the address of an HTTP server apart; raises ValueError where it says of none how to reach it."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:  # `port` raises, too
+        raise ValueError(f"{url!r} is no server's address")
+    return parts
 
 
 def parse_bytes(text: str | int, least: int = 0) -> int:

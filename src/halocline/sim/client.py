@@ -10,11 +10,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
 from halocline.errors import ConfigError, FailedError
+from halocline.units import parse_server
 
 WORDS_OF_SERVER = 300
 """So many characters of a server's complaint are passed on."""
@@ -63,13 +63,11 @@ def base_of(url: str) -> str:
     of a port that cannot be only by an OverflowError.
     """
     try:
-        parts = urlsplit(url)
-        is_good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 80) > 0
+        parse_server(url)
         httpx.URL(url)
-    except (ValueError, httpx.InvalidURL):
-        is_good = False
-    if not is_good:
-        raise ConfigError([f"{url!r} is no server's address; write a URL such as http://127.0.0.1:8000"])
+    except (ValueError, httpx.InvalidURL) as error:
+        message = f"{url!r} is no server's address; write a URL such as http://127.0.0.1:8000"
+        raise ConfigError([message]) from error
     return url.rstrip("/").removesuffix("/v1")
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from urllib.parse import urlsplit
 
 from halocline.config import setting
 from halocline.errors import ConfigError
+from halocline.units import parse_server
 
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
@@ -47,8 +47,9 @@ class RouteSettings:
         """Split the lists at commas; raise one ConfigError with every problem."""
         for name in ("prefill", "decode"):
             object.__setattr__(self, name, _urls(getattr(self, name)))
-        for name in ("api_key", "worker_api_key"):  # blanks around a key are lost in every header
-            object.__setattr__(self, name, None if getattr(self, name) is None else getattr(self, name).strip())
+        for name in ("api_key", "worker_api_key"):
+            if getattr(self, name) is not None:  # blanks around a key are lost in every header
+                object.__setattr__(self, name, getattr(self, name).strip())
         problems = [*self._problems_of_urls(), *self._problems_of_numbers()]
         if self.log_level not in ("debug", "info", "warning", "error"):
             problems.append(f"log_level is {self.log_level!r}; it must be one of debug, info, warning, error")
@@ -85,14 +86,13 @@ def _urls(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _problems_of_url(side: str, url: str) -> list[str]:
+    nowhere = [f"{side}: {url!r} is no worker's address; write http://HOST:PORT"]
     try:
-        parts = urlsplit(url)
-        is_good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 80) > 0
+        parts = parse_server(url)
     except ValueError:
-        is_good = False
-        parts = urlsplit("")
-    if not is_good or parts.path or parts.query or parts.fragment:
-        return [f"{side}: {url!r} is no worker's address; write http://HOST:PORT"]
+        return nowhere
+    if parts.path or parts.query or parts.fragment:
+        return nowhere
     if parts.username is not None:
         return [f"{side}: a worker's address holds no name and password; use --worker-api-key"]
     return []
